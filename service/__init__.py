@@ -1,0 +1,1 @@
+"""Serves bundles: never imports torch or trainer."""

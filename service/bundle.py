@@ -1,0 +1,358 @@
+"""The bundle: a gate and pruned experts on disk. models/FORMAT.md is the specification.
+
+Reading never runs code from the bundle: arrays are read without pickle, and graphs are checked
+against a list of operators before anything loads them.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version as distribution_version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service import errors, graphs
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+GATE = "gate.onnx"
+OFFSETS = "index/offsets.npy"
+CLASSES = "index/classes.npy"
+LABELS = "labels.txt"
+SAMPLES = "samples.npy"
+NO_CHECKSUM = "0" * 64
+
+
+def expert_file(expert: int) -> str:
+    return f"experts/{expert:03d}.onnx"
+
+
+class TrainingFacts(BaseModel):
+    """What training measured on its test rows; a server compares live traffic with it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    utilization: list[float]
+    flops_speedup: float = Field(gt=0)
+    accuracy: float | None = None
+    full_accuracy: float | None = None
+
+
+class FileEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Manifest(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: int
+    checksum: str = Field(pattern="^[0-9a-f]{64}$")
+    created: str
+    producer: str
+    n_classes: int = Field(ge=1, le=2**31 - 1)
+    hidden_size: int = Field(ge=1)
+    n_experts: int = Field(ge=1)
+    expert_sizes: list[int]
+    labels: bool
+    samples: int = Field(ge=0)
+    training: TrainingFacts
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle in memory."""
+
+    path: Path
+    manifest: Manifest
+    gate_model: bytes
+    expert_models: tuple[bytes | None, ...]  # None: the expert holds no class
+    offsets: NDArray[np.int64]  # [K+1]
+    classes: NDArray[np.int32]  # [R] expert e holds classes[offsets[e]:offsets[e+1]], ascending
+    labels: tuple[str, ...] | None
+    samples: NDArray[np.float32] | None  # [S,D]
+
+    def expert_classes(self, expert: int) -> NDArray[np.int32]:
+        return self.classes[self.offsets[expert] : self.offsets[expert + 1]]
+
+
+def flops_speedup(n_classes: int, sizes: Sequence[int], utilization: Sequence[float]) -> float:
+    """The paper's |V| / (sum_k |v_k| u_k + K)."""
+    searched = sum(size * share for size, share in zip(sizes, utilization, strict=True))
+    return n_classes / (searched + len(sizes))
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Bundle:
+    """Read and verify a bundle; every way it can be wrong is a BundleError of its own."""
+    manifest = read_manifest(path)
+    files = {name: _read_file(path, name, entry) for name, entry in manifest.files.items()}
+    offsets, classes = _read_index(files, manifest)
+    hidden_size = manifest.hidden_size
+    signature = graphs.gate_signature(manifest.n_experts, hidden_size)
+    graphs.check_graph(GATE, files[GATE], signature)
+    expert_models: list[bytes | None] = []
+    for expert, size in enumerate(manifest.expert_sizes):
+        model = files[expert_file(expert)] if size else None
+        if model is not None:
+            signature = graphs.expert_signature(size, hidden_size)
+            graphs.check_graph(expert_file(expert), model, signature)
+        expert_models.append(model)
+    return Bundle(
+        path=path,
+        manifest=manifest,
+        gate_model=files[GATE],
+        expert_models=tuple(expert_models),
+        offsets=offsets,
+        classes=classes,
+        labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
+        samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
+    )
+
+
+def read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise errors.BundleMissing(f"{path} holds no {MANIFEST}, so it is not a bundle.")
+    content = file.read_bytes()
+    try:
+        fields = json.loads(content)
+        found = fields["format_version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise errors.ManifestMalformed(f"{MANIFEST} is not a JSON manifest.") from error
+    if found != FORMAT_VERSION:
+        raise errors.UnknownFormatVersion(
+            f"The bundle has format version {found!r}; this release reads {FORMAT_VERSION}."
+        )
+    _check_manifest_checksum(content, fields.get("checksum"))
+    try:
+        manifest = Manifest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise errors.ManifestMalformed(
+            f"{MANIFEST} is wrong at {where}: {first['msg']}."
+        ) from error
+    _check_counts(manifest)
+    _check_file_set(manifest)
+    return manifest
+
+
+def _check_manifest_checksum(content: bytes, checksum: object) -> None:
+    if not isinstance(checksum, str) or content.count(checksum.encode()) != 1 or not checksum:
+        raise errors.ManifestMalformed(f"{MANIFEST} does not state its checksum once.")
+    if _sha256(content.replace(checksum.encode(), NO_CHECKSUM.encode())) != checksum:
+        raise errors.ManifestAltered(f"{MANIFEST} does not match its own checksum.")
+
+
+def _check_counts(manifest: Manifest) -> None:
+    n_experts, n_classes = manifest.n_experts, manifest.n_classes
+    if len(manifest.expert_sizes) != n_experts:
+        count = len(manifest.expert_sizes)
+        raise errors.ShapeWrong(f"{MANIFEST} lists {count} expert sizes for {n_experts} experts.")
+    if not all(0 <= size <= n_classes for size in manifest.expert_sizes):
+        raise errors.ShapeWrong(f"{MANIFEST} has an expert size outside 0..{n_classes}.")
+    if not any(manifest.expert_sizes):
+        raise errors.ShapeWrong("No expert of the bundle holds a class.")
+    if len(manifest.training.utilization) != n_experts:
+        raise errors.ShapeWrong(f"{MANIFEST} needs one training utilization for each expert.")
+
+
+def _check_file_set(manifest: Manifest) -> None:
+    for name in manifest.files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+            raise errors.PathLeavesBundle(f"{MANIFEST} names {name!r}, which leaves the bundle.")
+    experts = {expert_file(e) for e, size in enumerate(manifest.expert_sizes) if size}
+    expected = {GATE, OFFSETS, CLASSES, *experts}
+    expected |= {LABELS} if manifest.labels else set()
+    expected |= {SAMPLES} if manifest.samples else set()
+    for name in sorted(expected ^ manifest.files.keys()):
+        problem = "does not list" if name in expected else "lists the unexpected file"
+        raise errors.FileSetWrong(f"{MANIFEST} {problem} {name!r}.")
+
+
+def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
+    file = folder / name
+    if not file.is_file():
+        raise errors.FileMissing(f"{name} is missing from the bundle.")
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise errors.PathLeavesBundle(f"{name} is a link that leaves the bundle.")
+    size = file.stat().st_size
+    if size != entry.bytes:
+        raise errors.FileSizeWrong(f"{name} has {size} bytes where {entry.bytes} are expected.")
+    content = file.read_bytes()
+    if _sha256(content) != entry.sha256:
+        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
+    return content
+
+
+def _read_index(
+    files: dict[str, bytes], manifest: Manifest
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    offsets = _read_array(OFFSETS, files[OFFSETS], np.dtype("<i8"), (manifest.n_experts + 1,))
+    classes = _read_array(CLASSES, files[CLASSES], np.dtype("<i4"), (sum(manifest.expert_sizes),))
+    if offsets[0] != 0 or np.diff(offsets).tolist() != manifest.expert_sizes:
+        raise errors.ShapeWrong(f"{OFFSETS} disagrees with the expert sizes of {MANIFEST}.")
+    if classes.size and not 0 <= classes.min() <= classes.max() < manifest.n_classes:
+        raise errors.IndexOutOfRange(
+            f"{CLASSES} has a class id outside 0..{manifest.n_classes - 1}."
+        )
+    for expert in range(manifest.n_experts):
+        steps = np.diff(classes[offsets[expert] : offsets[expert + 1]])
+        if (steps == 0).any():
+            raise errors.DuplicateClass(f"Expert {expert} holds a class twice.")
+        if (steps < 0).any():
+            raise errors.ShapeWrong(f"The classes of expert {expert} are not in ascending order.")
+    return offsets, classes
+
+
+def _read_array(
+    name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise errors.ArrayMalformed(f"{name} is not a plain .npy array.") from error
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        raise errors.ArrayMalformed(f"{name} is not a {dtype.name} .npy array.")
+    if array.shape != shape:
+        raise errors.ShapeWrong(f"{name} has shape {array.shape}, not {shape}.")
+    return array
+
+
+def _read_labels(content: bytes, n_classes: int) -> tuple[str, ...]:
+    try:
+        labels = tuple(content.decode().removesuffix("\n").split("\n"))
+    except UnicodeDecodeError as error:
+        raise errors.LabelsWrong(f"{LABELS} is not UTF-8 text.") from error
+    if len(labels) != n_classes:
+        raise errors.LabelsWrong(f"{LABELS} has {len(labels)} lines for {n_classes} classes.")
+    return labels
+
+
+def _read_samples(content: bytes, manifest: Manifest) -> NDArray[np.float32]:
+    shape = (manifest.samples, manifest.hidden_size)
+    return _read_array(SAMPLES, content, np.dtype("<f4"), shape)
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def write(
+    path: Path,
+    *,
+    gate: NDArray[np.float32],  # [K,D]
+    weight: NDArray[np.float32],  # [R,D] the rows of all experts, one expert after the other
+    offsets: NDArray[np.int64],  # [K+1]
+    classes: NDArray[np.int32],  # [R]
+    n_classes: int,
+    training: TrainingFacts,
+    labels: Sequence[str] | None = None,
+    samples: NDArray[np.float32] | None = None,  # [S,D]
+) -> Bundle:
+    """Write a bundle to a folder that must not exist yet, and read it back verified.
+
+    Files go to a temporary sibling that is renamed when complete, so `path` never holds a part.
+    """
+    if path.exists():
+        raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
+    n_experts, hidden_size = gate.shape
+    offsets, classes = offsets.astype("<i8"), classes.astype("<i4")
+    files = {
+        GATE: graphs.gate_graph(gate.astype(np.float32)),
+        OFFSETS: _npy_bytes(offsets),
+        CLASSES: _npy_bytes(classes),
+    }
+    for expert in range(n_experts):
+        rows = weight[offsets[expert] : offsets[expert + 1]].astype(np.float32)  # [V,D]
+        if len(rows):
+            files[expert_file(expert)] = graphs.expert_graph(rows, n_classes)
+    if labels is not None:
+        files[LABELS] = _label_bytes(labels, n_classes)
+    if samples is not None and len(samples):
+        files[SAMPLES] = _npy_bytes(samples.astype("<f4"))
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        checksum=NO_CHECKSUM,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        producer=f"doubly-sparse-softmax {distribution_version('doubly-sparse-softmax')}",
+        n_classes=n_classes,
+        hidden_size=hidden_size,
+        n_experts=n_experts,
+        expert_sizes=np.diff(offsets).tolist(),
+        labels=labels is not None,
+        samples=0 if samples is None else len(samples),
+        training=training,
+        files={
+            name: FileEntry(sha256=_sha256(content), bytes=len(content))
+            for name, content in sorted(files.items())
+        },
+    )
+    # The manifest goes last: a folder without one is not a bundle.
+    _write_folder(path, files | {MANIFEST: _manifest_bytes(manifest)})
+    return read(path)
+
+
+def _write_folder(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        for name, content in files.items():
+            file = temporary / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        for folder in {(temporary / name).parent for name in files}:
+            _sync_folder(folder)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _manifest_bytes(manifest: Manifest) -> bytes:
+    content = manifest.model_dump_json(indent=2).encode() + b"\n"
+    stated = f'"checksum": "{NO_CHECKSUM}"'.encode()
+    return content.replace(stated, f'"checksum": "{_sha256(content)}"'.encode())
+
+
+def _label_bytes(labels: Sequence[str], n_classes: int) -> bytes:
+    if len(labels) != n_classes:
+        raise errors.LabelsWrong(f"{len(labels)} labels were given for {n_classes} classes.")
+    if any("\n" in label for label in labels):
+        raise errors.LabelsWrong("A label contains a line break.")
+    return ("\n".join(labels) + "\n").encode()
+
+
+def _npy_bytes(array: NDArray[np.generic]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

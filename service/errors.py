@@ -1,0 +1,105 @@
+"""Named failures. Each one's text is a single sentence that is safe to show to a user."""
+
+
+class DSSError(Exception):
+    """Every failure this project raises on purpose."""
+
+
+class QueryError(DSSError):
+    """The arrays of a query are wrong; nothing was computed."""
+
+
+class WrongWidth(QueryError):
+    pass
+
+
+class EmptyBatch(QueryError):
+    pass
+
+
+class NotFinite(QueryError):
+    pass
+
+
+class KOutOfRange(QueryError):
+    pass
+
+
+class ExpertsOutOfRange(QueryError):
+    pass
+
+
+class BundleError(DSSError):
+    """A bundle on disk is refused, or cannot be written."""
+
+
+class BundleMissing(BundleError):
+    pass
+
+
+class BundleExists(BundleError):
+    pass
+
+
+class ManifestMalformed(BundleError):
+    pass
+
+
+class ManifestAltered(BundleError):
+    pass
+
+
+class UnknownFormatVersion(BundleError):
+    pass
+
+
+class PathLeavesBundle(BundleError):
+    pass
+
+
+class FileSetWrong(BundleError):
+    pass
+
+
+class FileMissing(BundleError):
+    pass
+
+
+class FileSizeWrong(BundleError):
+    pass
+
+
+class ChecksumWrong(BundleError):
+    pass
+
+
+class ArrayMalformed(BundleError):
+    pass
+
+
+class ShapeWrong(BundleError):
+    pass
+
+
+class IndexOutOfRange(BundleError):
+    pass
+
+
+class DuplicateClass(BundleError):
+    pass
+
+
+class LabelsWrong(BundleError):
+    pass
+
+
+class GraphMalformed(BundleError):
+    pass
+
+
+class GraphForbidden(BundleError):
+    pass
+
+
+class ParityFailed(BundleError):
+    """The exported bundle does not answer as the trained layer does."""
