@@ -1,0 +1,293 @@
+"""Body bytes <-> arrays: JSON and .npy in, JSON and .npy out.
+
+Floats never pass through pydantic: orjson makes lists, and lists become one float32 array.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service import npy
+from service.batcher import Answer
+from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
+
+JSON = "application/json"
+NPY = "application/x-npy"
+MEDIA_TYPES = (JSON, NPY)
+FIELDS = ("inputs", "k", "experts")
+DEFAULT_K = 10
+
+
+class MalformedBody(DSSError):
+    """The body is not what its content type says."""
+
+
+class UnsupportedMediaType(DSSError):
+    pass
+
+
+class NotAcceptable(DSSError):
+    """The client accepts no media type that an answer can have."""
+
+
+class UnknownField(QueryError):
+    pass
+
+
+class MissingField(QueryError):
+    pass
+
+
+class InvalidField(QueryError):
+    """k, experts or inputs is not of the right kind."""
+
+
+class RaggedRows(QueryError):
+    pass
+
+
+class NotANumber(QueryError):
+    """A string, null, boolean or container stands where a number must."""
+
+
+@dataclass(frozen=True)
+class Query:
+    hidden: NDArray[np.float32]  # [B,D]
+    k: int | None  # None: as many as is usual for the model
+    experts: int
+
+
+Parameters = Iterable[tuple[str, str]]
+Decoder = Callable[[bytes, Parameters], Query]
+Encoder = Callable[["Source", Answer], bytes]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model answers, and its labels by class id."""
+
+    model: str
+    version: int
+    labels: NDArray[np.object_] | None  # [C]
+
+
+# --- which codec -----------------------------------------------------------------------------
+
+
+def request_type(content_type: str | None, content_encoding: str | None) -> str:
+    """The media type of a body, if it is one that can be read."""
+    if (content_encoding or "identity").lower() != "identity":
+        raise UnsupportedMediaType("The body must be sent without a Content-Encoding.")
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type not in MEDIA_TYPES:
+        raise UnsupportedMediaType(f"The Content-Type must be {JSON} or {NPY}.")
+    return media_type
+
+
+def answer_type(accept: str | None) -> str:
+    """The media type an Accept header prefers; JSON if it does not care."""
+    if not accept or accept in ("*/*", JSON):
+        return JSON
+    qualities = {media_type: _quality(media_type, accept) for media_type in MEDIA_TYPES}
+    best = max(MEDIA_TYPES, key=lambda media_type: qualities[media_type])
+    if not qualities[best]:
+        raise NotAcceptable(f"An answer can be {JSON} or {NPY}; the Accept header allows neither.")
+    return best
+
+
+def _quality(media_type: str, accept: str) -> float:
+    """What an Accept header gives a media type: its most specific range decides."""
+    ranges = (media_type, media_type.partition("/")[0] + "/*", "*/*")
+    found = {}
+    for item in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in item.split(";"))
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        valid = re.fullmatch(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", quality)
+        found[name] = float(quality) if valid else 0.0
+    return next((found[name] for name in ranges if name in found), 0.0)
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def decode_json(body: bytes, parameters: Parameters) -> Query:
+    """{"inputs": [[...], ...], "k": 10, "experts": 1}"""
+    for name, _ in parameters:
+        raise UnknownField(f"A JSON body wants an empty query string; it has {_name(name)}.")
+    document = _parse_json(body)
+    if not isinstance(document, dict):
+        raise InvalidField("The JSON body must be an object with the field 'inputs'.")
+    _check_names(document)
+    if "inputs" not in document:
+        raise MissingField("The field 'inputs' is missing.")
+    return Query(
+        hidden=_rows(document["inputs"]),
+        k=_count("k", document["k"]) if "k" in document else None,
+        experts=_count("experts", document.get("experts", 1)),
+    )
+
+
+def decode_npy(body: bytes, parameters: Parameters) -> Query:
+    """A .npy body, with k and experts in the query string."""
+    given: dict[str, int] = {}
+    for name, text in parameters:
+        if name not in FIELDS or name == "inputs":
+            raise UnknownField(f"The query string may hold k and experts; it has {_name(name)}.")
+        if name in given:
+            raise InvalidField(f"The query string has {name!r} twice.")
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            raise InvalidField(f"{name!r} must be an integer.")
+        given[name] = int(text)
+    return Query(_float32(npy.read(body)), given.get("k"), given.get("experts", 1))
+
+
+DECODERS: Mapping[str, Decoder] = {JSON: decode_json, NPY: decode_npy}
+
+
+def _parse_json(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if "infinity" in error.msg:
+            raise NotFinite(f"A number is too large ({where}).") from error
+        raise MalformedBody(f"The body is not valid JSON ({where}).") from error
+
+
+def _check_names(document: dict[str, Any]) -> None:
+    for name in document:
+        if name not in FIELDS:
+            known = ", ".join(repr(field) for field in FIELDS)
+            raise UnknownField(f"There is no field {_name(name)}; the fields are {known}.")
+
+
+def _count(name: str, value: object) -> int:
+    # `type`, because true is an int to isinstance.
+    if type(value) is not int:
+        raise InvalidField(f"{name!r} must be an integer, not {_kind(value)}.")
+    return value
+
+
+def _rows(inputs: object) -> NDArray[np.float32]:
+    """Rows of JSON numbers as one array, [B,D]; the first thing that is wrong is named."""
+    if not isinstance(inputs, list):
+        raise InvalidField(f"'inputs' must be a list of rows, not {_kind(inputs)}.")
+    if not inputs:
+        raise EmptyBatch("'inputs' holds no row.")
+    flat = array("f")
+    for number, row in enumerate(inputs):
+        if not isinstance(row, list):
+            raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
+        if len(row) != len(inputs[0]):
+            raise RaggedRows(
+                f"inputs[{number}] has {len(row)} numbers where inputs[0] has {len(inputs[0])}."
+            )
+        try:
+            flat.fromlist(row)  # takes real numbers and booleans, refuses everything else
+        except TypeError:
+            raise _not_a_number(number, row) from None
+    if not flat:
+        raise WrongWidth("The rows of 'inputs' are empty.")
+    hidden = np.frombuffer(flat, np.float32).reshape(len(inputs), -1)
+    _refuse_booleans(inputs, hidden)
+    _check_finite(hidden, "is too large for float32")
+    return hidden
+
+
+def _refuse_booleans(inputs: list[list[Any]], hidden: NDArray[np.float32]) -> None:
+    """true and false have become exactly 1 and 0, so only rows with one of those need a look."""
+    suspects = ((hidden == 0) | (hidden == 1)).any(axis=1)
+    for number in np.flatnonzero(suspects).tolist():
+        if bool in set(map(type, inputs[number])):
+            raise _not_a_number(number, inputs[number])
+
+
+def _not_a_number(number: int, row: list[Any]) -> NotANumber:
+    place, value = next((i, v) for i, v in enumerate(row) if type(v) not in (int, float))
+    return NotANumber(f"inputs[{number}][{place}] must be a number, not {_kind(value)}.")
+
+
+def _float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    _check_finite(values, "is a NaN or an infinity")
+    with np.errstate(over="ignore"):
+        # Aligned, because a header of odd length leaves the data at an odd address.
+        hidden: NDArray[np.float32] = np.require(values, np.float32, ["C", "A"])
+    _check_finite(hidden, "is too large for float32")
+    return hidden
+
+
+def _check_finite(values: NDArray[np.floating[Any]], problem: str) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row, place = np.argwhere(~finite)[0].tolist()
+        raise NotFinite(f"inputs[{row}][{place}] {problem}.")
+
+
+def _kind(value: object) -> str:
+    kinds = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a fractional number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), "null")
+
+
+def _name(name: str) -> str:
+    """A name the client chose, short enough to be said back."""
+    return repr(name if len(name) <= 40 else name[:40] + "...")
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def encode_json(source: Source, answer: Answer) -> bytes:
+    """Columnar JSON; "labels" only if the model has them."""
+    document: dict[str, Any] = {
+        "model": source.model,
+        "version": source.version,
+        "classes": answer.classes,
+        "log_probs": answer.log_probs,
+    }
+    if source.labels is not None:
+        document["labels"] = source.labels[answer.classes].tolist()
+    document |= {"experts": answer.experts, "gates": answer.gates}
+    return orjson.dumps(document, default=_contiguous, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _contiguous(value: object) -> NDArray[Any]:
+    """orjson takes C-contiguous arrays; a slice of a joined answer may not be one."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    raise TypeError
+
+
+def encode_npy(source: Source, answer: Answer) -> bytes:
+    """One record per row: np.load(file)["classes"] is [B,k], and so on. It carries no labels."""
+    del source
+    rows, k = answer.classes.shape
+    records = np.empty(
+        rows,
+        [
+            ("classes", "<i8", (k,)),
+            ("log_probs", "<f4", (k,)),
+            ("experts", "<i8"),
+            ("gates", "<f4"),
+        ],
+    )
+    records["classes"] = answer.classes
+    records["log_probs"] = answer.log_probs
+    records["experts"] = answer.experts
+    records["gates"] = answer.gates
+    return npy.write(records)
+
+
+ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

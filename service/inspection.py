@@ -1,0 +1,74 @@
+"""A bundle described for people: `dss inspect`."""
+
+from typing import Any
+
+import numpy as np
+
+from service.bundle import Bundle
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    copies = np.bincount(bundle.classes, minlength=manifest.n_classes)
+    counts, classes = np.unique(copies, return_counts=True)
+    return {
+        "path": str(bundle.path),
+        "format_version": manifest.format_version,
+        "created": manifest.created,
+        "classes": manifest.n_classes,
+        "hidden_size": manifest.hidden_size,
+        "labels": manifest.labels,
+        "bytes": sum(entry.bytes for entry in manifest.files.values()),
+        "flops_speedup": manifest.training.flops_speedup,
+        "accuracy": manifest.training.accuracy,
+        "full_accuracy": manifest.training.full_accuracy,
+        "mean_copies": float(copies.mean()),
+        "copies": {
+            str(count): number
+            for count, number in zip(counts.tolist(), classes.tolist(), strict=True)
+        },
+        "experts": [
+            {"expert": expert, "classes": size, "utilization": share}
+            for expert, (size, share) in enumerate(
+                zip(manifest.expert_sizes, manifest.training.utilization, strict=True)
+            )
+        ],
+    }
+
+
+def table(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['path']}",
+        "",
+        _line("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
+        _line("hidden size", f"{facts['hidden_size']:,}"),
+        _line("experts", f"{len(facts['experts']):,}"),
+        _line("speedup", f"{facts['flops_speedup']:.2f}x fewer FLOPs than a full softmax"),
+        _line("accuracy", _accuracy(facts)),
+        _line("copies", f"{facts['mean_copies']:.3f} per class"),
+        *(
+            _line("", f"{number:,} classes in {count} experts")
+            for count, number in facts["copies"].items()
+        ),
+        _line("size", f"{facts['bytes']:,} bytes"),
+        _line("created", f"{facts['created']}, format {facts['format_version']}"),
+        "",
+        f"{'expert':>6}  {'classes':>9}  {'utilization':>11}",
+    ]
+    lines += [
+        f"{row['expert']:>6}  {row['classes']:>9,}  {row['utilization']:>11.2%}"
+        for row in facts["experts"]
+    ]
+    return "\n".join(lines)
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<12} {value}".rstrip()
+
+
+def _accuracy(facts: dict[str, Any]) -> str:
+    if facts["accuracy"] is None:
+        return "not recorded"
+    full = facts["full_accuracy"]
+    against = "" if full is None else f" (a full softmax: {full:.2%})"
+    return f"{facts['accuracy']:.2%}{against}"

@@ -1,0 +1,103 @@
+"""Reads a .npy body from a stranger: two-dimensional floats, and nothing else.
+
+The header is only ever compared with the bytes that are there; no array is allocated from what it
+claims, and nothing is unpickled.
+"""
+
+import ast
+import io
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import DSSError, EmptyBatch, QueryError, WrongWidth
+
+MAGIC = b"\x93NUMPY"
+# Version of the format -> how the header's length is stored.
+HEADER_LENGTH = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+MAX_HEADER_BYTES = 1024
+DTYPES = {order + kind for order in "<>" for kind in ("f2", "f4", "f8")}
+
+
+class MalformedNpy(DSSError):
+    """The bytes are not a .npy file, or its header contradicts them."""
+
+
+class WrongDtype(QueryError):
+    pass
+
+
+class WrongLayout(QueryError):
+    """The array is not two-dimensional in C order."""
+
+
+def read(body: bytes) -> NDArray[np.floating[Any]]:
+    """The array in `body`, [B,D], sharing its memory."""
+    header, start = _header(body)
+    if set(header) != {"descr", "fortran_order", "shape"}:
+        raise MalformedNpy("The .npy header must hold descr, fortran_order and shape.")
+    descr, fortran_order, shape = header["descr"], header["fortran_order"], header["shape"]
+    if not isinstance(descr, str) or descr not in DTYPES:
+        raise WrongDtype(
+            "The .npy array must be float32, float16 or float64; object, structured and other"
+            " types are refused."
+        )
+    if not isinstance(fortran_order, bool):
+        raise MalformedNpy("fortran_order in the .npy header must be True or False.")
+    # `type`, because True is an int to isinstance.
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+        raise MalformedNpy("The shape in the .npy header must be a tuple of sizes.")
+    if len(shape) != 2:
+        raise WrongLayout(f"The .npy array has {len(shape)} dimensions; 2 are expected.")
+    if fortran_order:
+        raise WrongLayout("The .npy array is in Fortran order; C order is expected.")
+    dtype = np.dtype(descr)
+    claimed, present = shape[0] * shape[1] * dtype.itemsize, len(body) - start
+    if claimed != present:
+        raise MalformedNpy(
+            f"The .npy header announces {_count(claimed)} bytes of data; {present} follow it."
+        )
+    if not shape[0]:
+        raise EmptyBatch("The .npy array holds no row.")
+    if not shape[1]:
+        raise WrongWidth("The rows of the .npy array are empty.")
+    return np.frombuffer(body, dtype, offset=start).reshape(shape)
+
+
+def write(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _header(body: bytes) -> tuple[dict[Any, Any], int]:
+    """The header's dictionary and where the data begins."""
+    if not body.startswith(MAGIC) or len(body) < len(MAGIC) + 2:
+        raise MalformedNpy("The body is not a .npy file.")
+    version = (body[6], body[7])
+    if version not in HEADER_LENGTH:
+        raise MalformedNpy(f"Version {version[0]}.{version[1]} of the .npy format is not known.")
+    length_format = HEADER_LENGTH[version]
+    first = 8 + struct.calcsize(length_format)
+    if len(body) < first:
+        raise MalformedNpy("The .npy header is cut short.")
+    (length,) = struct.unpack_from(length_format, body, 8)
+    if length > MAX_HEADER_BYTES:
+        raise MalformedNpy(f"The .npy header is longer than {MAX_HEADER_BYTES} bytes.")
+    text = body[first : first + length]
+    if len(text) < length:
+        raise MalformedNpy("The .npy header is cut short.")
+    try:
+        # A backslash is in no header of a float array, and could make the parser warn.
+        header = None if b"\\" in text else ast.literal_eval(text.decode("ascii").strip())
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise MalformedNpy("The .npy header is not a dictionary.")
+    return header, first + length
+
+
+def _count(number: int) -> str:
+    return str(number) if number < 10**18 else "far too many"

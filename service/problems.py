@@ -1,0 +1,142 @@
+"""Failures as application/problem+json (RFC 9457): one table says which failure is which status."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from urllib.parse import quote
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.batcher import EngineFailed, EngineStopped, QueueFull
+from service.codecs import MalformedBody, NotAcceptable, UnsupportedMediaType
+from service.errors import DSSError, QueryError
+from service.health import NotReady
+from service.limits import BodyTimeout, BodyTooLarge, TooManyAnswers, TooManyRows
+from service.npy import MalformedNpy
+from service.repository import Loading, ModelNotFound, VersionNotFound
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = "1"
+LINGER_SECONDS = 1.0
+
+# A failure that is neither listed nor derived from one is not meant for clients: it becomes a 500.
+STATUS: Mapping[type[DSSError], HTTPStatus] = {
+    MalformedBody: HTTPStatus.BAD_REQUEST,
+    MalformedNpy: HTTPStatus.BAD_REQUEST,
+    ModelNotFound: HTTPStatus.NOT_FOUND,
+    VersionNotFound: HTTPStatus.NOT_FOUND,
+    NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
+    BodyTimeout: HTTPStatus.REQUEST_TIMEOUT,
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TooManyRows: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TooManyAnswers: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    QueryError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
+    Loading: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+WORTH_RETRYING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+UNFINISHED_BODY = (BodyTooLarge, BodyTimeout)
+
+
+def add_handlers(app: FastAPI) -> None:
+    async def on_failure(request: Request, error: Exception) -> Response:
+        if not isinstance(error, DSSError):
+            raise error
+        return of_failure(error, request.scope)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        detail = {
+            HTTPStatus.NOT_FOUND: "There is nothing at this path.",
+            HTTPStatus.METHOD_NOT_ALLOWED: "This path does not have this method.",
+        }.get(HTTPStatus(error.status_code), str(error.detail))
+        return problem(error.status_code, detail, request.scope, headers=error.headers)
+
+    app.add_exception_handler(DSSError, on_failure)
+    app.add_exception_handler(HTTPException, on_http_error)
+
+
+def of_failure(error: DSSError, scope: Scope) -> Response:
+    """The answer to a named failure; one that clients must not see is raised again."""
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
+    if status is None:
+        raise error
+    headers = {"Retry-After": RETRY_SECONDS} if status in WORTH_RETRYING else {}
+    slug = reason(error).replace("_", "-")
+    answer = problem(
+        status,
+        str(error),
+        scope,
+        kind=f"urn:dss:problem:{slug}",
+        title=slug.replace("-", " ").capitalize(),
+        headers=headers,
+    )
+    return EarlyAnswer(answer) if isinstance(error, UNFINISHED_BODY) else answer
+
+
+def of_unknown_failure(scope: Scope) -> Response:
+    return problem(500, "The server failed to answer; its log says why.", scope)
+
+
+def reason(error: DSSError) -> str:
+    """The failure's name, for a metric's label: QueueFull is queue_full."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def problem(
+    status: int,
+    detail: str,
+    scope: Scope,
+    *,
+    kind: str = "about:blank",
+    title: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {
+        "type": kind,
+        "title": title or HTTPStatus(status).phrase,
+        "status": int(status),
+        "detail": detail,
+        "instance": quote(scope["path"]),
+    }
+    return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
+
+
+class EarlyAnswer(Response):
+    """Answers at once although the body is still arriving, and then closes the connection.
+
+    Closing with bytes unread makes TCP reset the connection, which can cost the client the answer
+    it has not read yet. So the rest of the body is thrown away for a moment first.
+    """
+
+    def __init__(self, answer: Response) -> None:
+        headers = {**answer.headers, "connection": "close"}
+        super().__init__(answer.body, answer.status_code, headers, answer.media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await send({"type": "http.response.body", "body": bytes(self.body), "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,90 @@
+"""The JSON documents of the API, as pydantic models for OpenAPI and the small answers.
+
+Top-k bodies are described here too, but codecs.py reads and writes them without pydantic.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str = Field(examples=["urn:dss:problem:wrong-width"])
+    title: str = Field(examples=["Wrong width"])
+    status: int = Field(examples=[422])
+    detail: str = Field(examples=["Inputs have shape [1, 3]; [rows, 100] is expected."])
+    instance: str = Field(examples=["/topk"])
+
+
+class TopKRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: Annotated[list[list[float]], Field(min_length=1)] = Field(
+        description="Hidden vectors, one row for each query, all as wide as the model's hidden size"
+    )
+    k: int = Field(default=10, ge=1, description="How many classes to answer for each row")
+    experts: int = Field(
+        default=1, ge=1, description="How many experts to search: more find more, at a higher cost"
+    )
+
+
+class TopKAnswer(BaseModel):
+    model: str
+    version: int
+    classes: list[list[int]] = Field(description="Class ids, the most probable first")
+    log_probs: list[list[float]] = Field(description="Their log-probabilities")
+    labels: list[list[str]] | None = Field(
+        default=None, description="Their names; absent if the model has none"
+    )
+    experts: list[int] = Field(description="The expert that the gate chose for each row")
+    gates: list[float] = Field(description="The gate's value for it")
+
+
+class VersionInfo(BaseModel):
+    version: int
+    n_classes: int
+    hidden_size: int
+    n_experts: int
+    labels: bool
+    created: str
+    accuracy: float | None = Field(description="On the test rows of training")
+    trained_flops_speedup: float
+    flops_speedup: float | None = Field(description="Of the rows answered so far; null before any")
+
+
+class RefusedVersion(BaseModel):
+    version: int
+    reason: str
+
+
+class ModelInfo(BaseModel):
+    name: str
+    default: bool = Field(description="Whether POST /topk asks this model")
+    version: int | None = Field(description="The version that answers when none is named")
+    versions: list[VersionInfo]
+    refused: list[RefusedVersion] = Field(description="Bundles that could not be loaded")
+
+
+class ModelList(BaseModel):
+    models: list[ModelInfo]
+
+
+class ExpertInfo(BaseModel):
+    expert: int
+    classes: int
+    trained_utilization: float = Field(description="Share of training's test rows")
+    rows: int = Field(description="Rows scored since the start")
+    utilization: float | None = Field(description="Rows scored per row answered; null before any")
+    mean_seconds: float | None = Field(description="Of one execution; null before any")
+
+
+class ExpertList(BaseModel):
+    model: str
+    version: int
+    experts: list[ExpertInfo]
+
+
+class Health(BaseModel):
+    status: str = Field(default="ok", examples=["ok"])

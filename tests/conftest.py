@@ -1,0 +1,53 @@
+"""A tiny bundle, a models folder, and a live server that serves it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import hypothesis
+import pytest
+from server import Running, running
+from tiny import write_tiny
+
+from service import bundle
+from service.engine import Engine
+
+# The machine may be busy; how long an example takes says nothing about it.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
+    return write_tiny(tmp_path_factory.mktemp("bundle") / "tiny" / "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny: bundle.Bundle) -> Engine:
+    return Engine(tiny)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny` in two good versions and a refused one; `plain` without labels."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "tiny" / "1", seed=1)
+    write_tiny(folder / "tiny" / "2", seed=2)
+    write_tiny(folder / "tiny" / "3", seed=3)
+    (folder / "tiny" / "3" / "labels.txt").write_text("altered\n")
+    write_tiny(folder / "plain" / "1", seed=4, labels=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server that tests share; only tests that count or kill start their own."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(models, log, "--default-model", "tiny") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client

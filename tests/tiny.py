@@ -1,0 +1,42 @@
+"""A tiny bundle whose gate one can foresee."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import bundle
+
+WIDTH = 4
+N_CLASSES = 12
+SIZES = (5, 4, 4)
+
+
+def write_tiny(path: Path, *, seed: int = 0, labels: bool = True) -> bundle.Bundle:
+    """Three experts, twelve classes, class 0 twice; a row's largest axis chooses its expert."""
+    rng = np.random.default_rng(seed)
+    gate = np.zeros((3, WIDTH), np.float32)
+    gate[[0, 1, 2], [0, 1, 2]] = 4.0
+    classes = np.concatenate([np.arange(0, 5), np.arange(5, 9), [0, 9, 10, 11]]).astype(np.int32)
+    return bundle.write(
+        path,
+        gate=gate,
+        weight=rng.normal(size=(len(classes), WIDTH)).astype(np.float32),
+        offsets=np.cumsum([0, *SIZES]),
+        classes=classes,
+        n_classes=N_CLASSES,
+        training=bundle.TrainingFacts(
+            utilization=[0.5, 0.25, 0.25],
+            flops_speedup=bundle.flops_speedup(N_CLASSES, SIZES, [0.5, 0.25, 0.25]),
+            accuracy=0.9,
+        ),
+        labels=[f"class {number}" for number in range(N_CLASSES)] if labels else None,
+        samples=rng.normal(size=(2, WIDTH)).astype(np.float32),
+    )
+
+
+def rows_for(*experts: int) -> NDArray[np.float32]:
+    """One row for each expert named, chosen by the gate."""
+    rows = np.full((len(experts), WIDTH), 0.25, np.float32)
+    rows[np.arange(len(experts)), list(experts)] = 1.0
+    return rows
