@@ -1,0 +1,1 @@
+"""Learns the doubly sparse layer and exports it as a bundle."""

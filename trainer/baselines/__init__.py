@@ -1,0 +1,1 @@
+"""What the doubly sparse layer is compared with."""

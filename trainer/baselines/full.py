@@ -1,0 +1,37 @@
+"""The full softmax: one linear layer over all classes, trained as the doubly sparse layer is."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from trainer.config import TrainConfig
+from trainer.evaluate import chunks
+from trainer.train import Data, epoch_batches
+
+
+def full_softmax_accuracy(
+    config: TrainConfig,
+    encoder: nn.Module,
+    hidden_size: int,
+    n_classes: int,
+    training: Data,
+    test: Data,
+) -> float:
+    """Train with the same optimizer, batches and epochs; returns the accuracy on the test rows."""
+    model = nn.Sequential(encoder, nn.Linear(hidden_size, n_classes, bias=False))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    model.train()
+    for epoch in tqdm(range(config.epochs), desc="full softmax", disable=None):
+        n_rows = len(training.labels)
+        for rows in epoch_batches(n_rows, config.batch_size, config.seed, epoch):
+            loss = cross_entropy(model(training.inputs[rows]), training.labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    model.eval()
+    hits = 0
+    with torch.no_grad():
+        for part in chunks(len(test.labels)):
+            hits += int((model(test.inputs[part]).argmax(1) == test.labels[part]).sum())
+    return hits / len(test.labels)

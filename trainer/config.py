@@ -1,0 +1,92 @@
+"""Every knob of a training run, with its default. TOML files hold only differences."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from service.errors import DSSError
+
+
+Config = TypeVar("Config", bound="TrainConfig")
+
+
+class ConfigInvalid(DSSError):
+    pass
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TrainConfig:
+    seed: int = 0
+
+    # the layer
+    n_experts: int = Field(10, ge=1)
+    gate_noise: float = Field(1.0, ge=0)  # at the start; falls linearly to 0 ...
+    gate_noise_epochs: float = Field(20.0, ge=0)  # ... over this many epochs
+
+    # the optimizer (Adam)
+    epochs: int = Field(60, ge=1)
+    batch_size: int = Field(500, ge=1)
+    learning_rate: float = Field(0.003, gt=0)
+
+    # the objective
+    lambda_lasso: float = Field(0.005, ge=0)
+    lambda_expert: float = Field(0.005, ge=0)
+    lambda_load: float = Field(10.0, ge=0)
+    expert_lasso: Literal["coded", "printed"] = "coded"
+
+    # sparsity: lassos and pruning begin once the smoothed task loss is under `sparsify_below`,
+    # or at `sparsify_from_epoch`, whichever comes first
+    sparsify_below: float = Field(1.0, ge=0)
+    sparsify_from_epoch: int | None = None
+    prune_threshold: float = Field(0.03, ge=0)  # gamma, on the root mean square of a row
+    prune_every: int = Field(20, ge=1)  # steps
+    keep_one: bool = True
+    proximal: bool = False  # class lasso by soft-thresholding after the step
+
+    # the run
+    checkpoint_seconds: float = Field(60.0, ge=0)
+    threads: int | None = Field(None, ge=1)  # None: as many as PyTorch finds
+
+
+def make_config(kind: type[Config], *differences: Mapping[str, Any]) -> Config:
+    """The defaults of a task's config with differences laid over them, the last one winning."""
+    merged: dict[str, Any] = {}
+    for difference in differences:
+        merged |= difference
+    try:
+        return TypeAdapter(kind).validate_python(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise ConfigInvalid(f"There is no training setting {name!r}.") from error
+        raise ConfigInvalid(f"The training setting {name!r} is wrong: {first['msg']}.") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """`name=value`, the value as in TOML; a bare word is a string."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigInvalid(f"{text!r} is not of the form name=value.")
+    try:
+        return {name.strip(): tomllib.loads(f"value = {value}")["value"]}
+    except tomllib.TOMLDecodeError:
+        return {name.strip(): value.strip()}
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    return asdict(config)

@@ -1,0 +1,39 @@
+"""Measures of a trained layer on test rows.
+
+B rows, D hidden, K experts, N classes.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trainer.layer import DSSoftmax
+
+CHUNK = 4096
+
+
+def chunks(n_rows: int) -> Iterator[slice]:
+    for start in range(0, n_rows, CHUNK):
+        yield slice(start, start + CHUNK)
+
+
+@torch.no_grad()
+def accuracy(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> float:
+    """Share of rows [B,D] whose most probable class is the label [B]."""
+    hits = sum(
+        int((layer.predict(hidden[part]) == labels[part]).sum()) for part in chunks(len(hidden))
+    )
+    return hits / len(hidden)
+
+
+@torch.no_grad()
+def utilization(layer: DSSoftmax, hidden: Tensor) -> Tensor:
+    """u_k: the share of rows that each expert receives, [K]."""
+    counts = torch.bincount(layer.route(hidden).expert, minlength=layer.n_experts)
+    return counts / len(hidden)
+
+
+def copies(layer: DSSoftmax) -> Tensor:
+    """In how many experts each class is, [N]."""
+    return torch.bincount(layer.class_of_row, minlength=layer.n_classes)

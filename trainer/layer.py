@@ -1,0 +1,199 @@
+"""The doubly sparse output layer.
+
+B rows, D hidden, K experts, N classes, R kept rows of all experts together, V rows of one expert.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Output(NamedTuple):
+    output: Tensor  # [B] log-probability of each row's target
+    loss: Tensor  # [] mean negative log-probability
+
+
+class Routing(NamedTuple):
+    """Which expert a row goes to and with what weight."""
+
+    expert: Tensor  # [B]
+    gate: Tensor  # [B] softmax(U h) at that expert, not renormalised
+
+
+class TopK(NamedTuple):
+    classes: Tensor  # [B,k]
+    log_probs: Tensor  # [B,k]
+
+
+class DSSoftmax(nn.Module):
+    """A sparse mixture of sparse experts in place of a softmax's linear layer.
+
+    A gate picks one expert; only the classes that expert still holds are scored. The verbs are
+    those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`.
+
+    Only kept rows are in memory: `weight` has one row for each (expert, class) pair that has not
+    been pruned and `keys` names the pair. A pruned class has logit 0, so it keeps a (finite)
+    probability and the N - V absent classes add N - V to an expert's normaliser.
+
+    Args:
+        in_features: D, the size of a hidden vector
+        n_classes: N
+        n_experts: K
+        gate_noise: standard deviation of Gaussian noise on the gate's logits while training
+        keys: the (expert, class) pairs to hold, ascending, each as expert * N + class; all if None
+
+    Shape:
+        - hidden: [B, D]
+        - target: [B], class ids
+        - output: [B]; loss: scalar; log_prob: [B, N]; predict: [B]; topk: [B, k]
+    """
+
+    keys: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        n_experts: int,
+        gate_noise: float = 0.0,
+        keys: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.n_classes = n_classes
+        self.n_experts = n_experts
+        self.gate_noise = gate_noise
+        keys = torch.arange(n_experts * n_classes) if keys is None else keys
+        self.register_buffer("keys", keys)  # [R]
+        self.gate = nn.Parameter(torch.empty(n_experts, in_features))
+        self.weight = nn.Parameter(torch.empty(len(keys), in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.in_features**-0.5
+        nn.init.uniform_(self.gate, -bound, bound)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    # --- which rows are kept ------------------------------------------------------------------
+
+    @property
+    def expert_of_row(self) -> Tensor:
+        return self.keys // self.n_classes  # [R]
+
+    @property
+    def class_of_row(self) -> Tensor:
+        return self.keys % self.n_classes  # [R]
+
+    @property
+    def expert_sizes(self) -> Tensor:
+        return torch.bincount(self.expert_of_row, minlength=self.n_experts)  # [K]
+
+    def row_of(self, expert: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each (expert, class) pair is stored, and whether it is: [B], [B] bool."""
+        wanted = expert * self.n_classes + target
+        row = torch.searchsorted(self.keys, wanted)  # R where it would come after the last
+        past_the_end = self.keys.new_full((1,), -1)
+        return row, torch.cat([self.keys, past_the_end])[row] == wanted
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Drop every row whose entry in the [R] mask is False. `weight` is a new parameter then."""
+        self.weight = nn.Parameter(self.weight.data[kept])
+        self.keys = self.keys[kept]
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: object) -> None:  # type: ignore[type-arg]
+        # A checkpoint may hold fewer rows than a new layer does.
+        if f"{prefix}weight" in state_dict:
+            self.weight = nn.Parameter(torch.empty_like(state_dict[f"{prefix}weight"]))
+            self.keys = torch.empty_like(state_dict[f"{prefix}keys"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    # --- the sparse gate ----------------------------------------------------------------------
+
+    def route(self, hidden: Tensor) -> Routing:
+        logits = hidden @ self.gate.T  # [B,K]
+        if self.training and self.gate_noise:
+            logits = logits + self.gate_noise * torch.randn_like(logits)
+        gate, expert = torch.softmax(logits, dim=1).max(dim=1)  # gradient reaches all of U
+        return Routing(expert, gate)
+
+    # --- the sparse experts -------------------------------------------------------------------
+
+    def _scored_groups(
+        self, hidden: Tensor, expert: Tensor, gate: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """For each expert in use: its number, its rows of the batch [b], gate * W h [b,V], Z [b]."""
+        order = torch.argsort(expert, stable=True)  # [B]
+        counts = torch.bincount(expert, minlength=self.n_experts).tolist()
+        weights = self.weight.split(self.expert_sizes.tolist())
+        groups = order.split(counts)
+        for number, (rows, weight) in enumerate(zip(groups, weights, strict=True)):
+            if len(rows):
+                scores = gate[rows, None] * (hidden[rows] @ weight.T)  # [b,V]
+                yield number, rows, scores, self._logsumexp(scores)
+
+    def _logsumexp(self, scores: Tensor) -> Tensor:
+        present = scores.logsumexp(dim=1)  # [b]; -inf for an expert without classes
+        absent = self.n_classes - scores.shape[1]
+        if not absent:
+            return present
+        return torch.logaddexp(present, present.new_tensor(absent).log())
+
+    def forward(self, hidden: Tensor, target: Tensor, routing: Routing | None = None) -> Output:
+        expert, gate = routing if routing is not None else self.route(hidden)
+        row, held = self.row_of(expert, target)  # [B], [B]
+        first_row = torch.cumsum(self.expert_sizes, 0) - self.expert_sizes  # [K]
+        order, outputs = [], []
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            if scores.shape[1]:
+                position = (row[rows] - first_row[number]).clamp(0, scores.shape[1] - 1)
+                score = scores.gather(1, position[:, None])[:, 0]
+                outputs.append(torch.where(held[rows], score, 0.0) - logsumexp)
+            else:
+                outputs.append(-logsumexp)
+            order.append(rows)
+        output = torch.cat(outputs)[torch.argsort(torch.cat(order))]  # [B]
+        return Output(output, -output.mean())
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all N classes under each row's expert: [B,N]."""
+        expert, gate = self.route(hidden)
+        result = hidden.new_zeros(len(hidden), self.n_classes)
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            classes = self.class_of_row[self.expert_of_row == number]
+            dense = scores.new_zeros(len(rows), self.n_classes)
+            dense = dense.index_copy(1, classes, scores) - logsumexp[:, None]
+            result = result.index_copy(0, rows, dense)
+        return result
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The most probable class that each row's expert holds: [B]."""
+        return self.topk(hidden, 1).classes[:, 0]
+
+    @torch.no_grad()
+    def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
+        """The k most probable classes of each row, searched in its `experts` best experts.
+
+        The best gate value is the row's inverse temperature in every expert searched; a
+        lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
+        Rows left with fewer than k classes go on to their next-best experts.
+        """
+        gates, ranked = torch.softmax(hidden @ self.gate.T, dim=1).sort(1, descending=True)  # [B,K]
+        best = hidden.new_full((len(hidden), self.n_classes), -torch.inf)  # [B,N]
+        for rank in range(self.n_experts):
+            searched = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
+            if rank >= experts:
+                searched = best.isfinite().sum(1) < k
+            todo = searched.nonzero()[:, 0]
+            if not len(todo):
+                break
+            distrust = (gates[todo, rank] / gates[todo, 0]).log()
+            groups = self._scored_groups(hidden[todo], ranked[todo, rank], gates[todo, 0])
+            for number, rows, scores, logsumexp in groups:
+                classes = self.class_of_row[self.expert_of_row == number]
+                found = scores - logsumexp[:, None] + distrust[rows, None]  # [b,V]
+                where = todo[rows][:, None], classes[None, :]
+                best[where] = torch.maximum(best[where], found)
+        log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
+        return TopK(classes[:, :k], log_probs[:, :k])

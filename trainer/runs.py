@@ -1,0 +1,90 @@
+"""A run folder: what training leaves behind, and how it is read again."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from service.errors import DSSError
+from trainer.layer import DSSoftmax
+
+CONFIG = "config.json"
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes
+HIDDEN = "hidden.npy"  # test rows, [S,D]
+LABELS = "labels.txt"
+PICTURE = "experts.png"
+
+
+class RunExists(DSSError):
+    pass
+
+
+class RunMissing(DSSError):
+    pass
+
+
+class RunUnfinished(DSSError):
+    pass
+
+
+class RunDiffers(DSSError):
+    pass
+
+
+def open_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Make a run folder, or check that an existing one may be gone on with."""
+    config = folder / CONFIG
+    if not resume:
+        if config.exists():
+            raise RunExists(f"{folder} holds a run already; resume it or choose another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(config, settings)
+    elif not config.exists():
+        raise RunMissing(f"{folder} holds no run to resume.")
+    else:
+        before = json.loads(config.read_text())
+        changed = sorted(k for k in {*settings, *before} if settings.get(k) != before.get(k))
+        if changed:
+            raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All or nothing: a reader never sees a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> None:
+    np.save(folder / HIDDEN, hidden)
+    np.savez(
+        folder / LAYER,
+        gate=layer.gate.detach().numpy(),
+        weight=layer.weight.detach().numpy(),
+        keys=layer.keys.numpy(),
+        n_classes=np.int64(layer.n_classes),
+    )
+
+
+def load_layer(folder: Path) -> DSSoftmax:
+    if not (folder / CONFIG).exists():
+        raise RunMissing(f"{folder} holds no run.")
+    if not (folder / LAYER).exists() or not (folder / SUMMARY).exists():
+        raise RunUnfinished(f"The run in {folder} has not finished; resume it first.")
+    with np.load(folder / LAYER, allow_pickle=False) as arrays:
+        gate, weight, keys = (torch.from_numpy(arrays[n]) for n in ("gate", "weight", "keys"))
+        n_classes = int(arrays["n_classes"])
+    layer = DSSoftmax(gate.shape[1], n_classes, gate.shape[0], keys=keys)
+    layer.gate.data, layer.weight.data = gate, weight
+    return layer.eval()

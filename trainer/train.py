@@ -1,0 +1,298 @@
+"""The training loop: Algorithm 1 of the paper, resumable at any step.
+
+B rows, D hidden, K experts, N classes, R kept rows.
+"""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from service.bundle import flops_speedup
+from service.errors import DSSError
+from trainer import losses, runs
+from trainer.config import TrainConfig
+from trainer.layer import DSSoftmax, Routing
+from trainer.prune import keep_one_copy, prune, rows_above, shrink
+
+SMOOTHING = 0.9
+
+
+class Interrupted(DSSError):
+    """The user stopped the run; its checkpoint is complete."""
+
+
+@dataclass(frozen=True)
+class Data:
+    inputs: Tensor  # [M, ...]
+    labels: Tensor  # [M]
+
+
+@dataclass
+class Progress:
+    """Where a run is; with the tensors and the random state, all that a checkpoint holds."""
+
+    epoch: int = 0
+    step: int = 0  # of this epoch
+    task_loss: float = math.inf  # smoothed
+    sparsifying: bool = False
+    seconds: float = 0.0
+
+
+def train(
+    config: TrainConfig,
+    encoder: nn.Module,
+    layer: DSSoftmax,
+    data: Data,
+    folder: Path,
+    *,
+    resume: bool = False,
+) -> Progress:
+    """Train encoder and layer together; both are changed in place."""
+    parameters = [*encoder.parameters(), *layer.parameters()]
+    progress = Progress()
+    contexts = torch.zeros(len(layer.keys))  # [R] recent training rows of each (expert, class)
+    if resume:
+        progress, contexts, optimizer = load_checkpoint(folder, config, encoder, layer)
+    else:
+        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
+    encoder.train()
+    layer.train()
+    before, started = progress.seconds, time.monotonic()
+    saved = started
+
+    def save() -> None:
+        nonlocal saved
+        progress.seconds = before + time.monotonic() - started
+        save_checkpoint(folder, progress, contexts, encoder, layer, optimizer)
+        saved = time.monotonic()
+
+    n_batches = math.ceil(len(data.labels) / config.batch_size)
+    with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log:
+        while progress.epoch < config.epochs:
+            batches = epoch_batches(len(data.labels), config.batch_size, config.seed, progress.epoch)
+            bar = tqdm(
+                total=n_batches,
+                initial=progress.step,
+                desc=f"epoch {progress.epoch + 1}/{config.epochs}",
+                disable=None,
+                leave=progress.epoch + 1 == config.epochs,
+            )
+            load = torch.zeros(layer.n_experts)  # rows each expert received in this epoch
+            for rows in batches[progress.step :]:
+                layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
+                terms, routing = training_step(
+                    config, encoder, layer, optimizer, data, rows, progress.sparsifying
+                )
+                load += torch.bincount(routing.expert, minlength=layer.n_experts)
+                row, held = layer.row_of(routing.expert, data.labels[rows])
+                contexts += torch.bincount(row[held], minlength=len(contexts))
+
+                progress.step += 1
+                progress.task_loss = smoothed(progress.task_loss, terms["task"])
+                progress.sparsifying |= may_sparsify(config, progress)
+                if progress.sparsifying and progress.step % config.prune_every == 0:
+                    contexts = prune_small_rows(config, layer, optimizer, contexts)
+                bar.update()
+                bar.set_postfix(live_figures(layer, load, terms), refresh=False)
+                if stopped():
+                    save()
+                    raise Interrupted(f"Stopped; everything so far is in {folder}: resume it.")
+                if time.monotonic() - saved > config.checkpoint_seconds:
+                    save()
+            bar.close()
+            progress.epoch, progress.step = progress.epoch + 1, 0
+            log.write({"epoch": progress.epoch, **terms, **figures(layer, load)})
+        if progress.sparsifying:
+            contexts = prune_small_rows(config, layer, optimizer, contexts)
+        save()
+    return progress
+
+
+def training_step(
+    config: TrainConfig,
+    encoder: nn.Module,
+    layer: DSSoftmax,
+    optimizer: torch.optim.Optimizer,
+    data: Data,
+    rows: Tensor,
+    sparsifying: bool,
+) -> tuple[dict[str, float], Routing]:
+    """One update of U, W and the encoder. Returns the terms of the objective, unweighted."""
+    hidden = encoder(data.inputs[rows])  # [B,D]
+    routing = layer.route(hidden)
+    log_prob, _ = layer(hidden, data.labels[rows], routing)
+    terms = {
+        "task": losses.task(log_prob),
+        "load": losses.load_balance(routing.gate, routing.expert, layer.n_experts),
+    }
+    objective = terms["task"] + config.lambda_load * terms["load"]
+    if sparsifying:
+        squares = losses.row_squares(layer.weight)  # [R]
+        terms["lasso"] = losses.class_lasso(squares)
+        terms["expert"] = expert_lasso(config, layer, squares)
+        objective = objective + config.lambda_expert * terms["expert"]
+        if not config.proximal:
+            objective = objective + config.lambda_lasso * terms["lasso"]
+    optimizer.zero_grad()
+    objective.backward()
+    optimizer.step()
+    if sparsifying and config.proximal:
+        shrink(layer, config.learning_rate * config.lambda_lasso)
+    return {name: term.item() for name, term in terms.items()}, routing
+
+
+def expert_lasso(config: TrainConfig, layer: DSSoftmax, squares: Tensor) -> Tensor:
+    if config.expert_lasso == "printed":
+        return losses.expert_lasso_printed(squares, layer.expert_of_row, layer.n_experts)
+    return losses.expert_lasso_coded(squares, layer.class_of_row, layer.n_classes)
+
+
+def may_sparsify(config: TrainConfig, progress: Progress) -> bool:
+    reached = (
+        config.sparsify_from_epoch is not None and progress.epoch >= config.sparsify_from_epoch
+    )
+    return reached or progress.task_loss < config.sparsify_below
+
+
+def prune_small_rows(
+    config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, contexts: Tensor
+) -> Tensor:
+    """Prune; returns the contexts of the rows that are left, older ones counting half."""
+    kept = rows_above(layer, config.prune_threshold)
+    if config.keep_one:
+        kept = keep_one_copy(layer, kept, contexts)
+    if not kept.all():
+        prune(layer, optimizer, kept)
+    return contexts[kept] / 2
+
+
+def gate_noise(config: TrainConfig, epoch: float) -> float:
+    """Noise lets rows try other experts early on; it is gone when the experts specialise."""
+    if not config.gate_noise_epochs:
+        return 0.0
+    return config.gate_noise * max(0.0, 1 - epoch / config.gate_noise_epochs)
+
+
+def epoch_batches(n_rows: int, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+    """The rows of each batch: a function of seed and epoch alone, so that a run can be resumed."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return list(torch.randperm(n_rows, generator=generator).split(batch_size))
+
+
+def smoothed(average: float, value: float) -> float:
+    return value if math.isinf(average) else SMOOTHING * average + (1 - SMOOTHING) * value
+
+
+# --- what a user sees while it runs -----------------------------------------------------------
+
+
+def figures(layer: DSSoftmax, load: Tensor) -> dict[str, Any]:
+    sizes = layer.expert_sizes.tolist()
+    utilization = (load / load.sum()).tolist()
+    return {
+        "rows": sum(sizes),
+        "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization),
+        "expert_sizes": sizes,
+        "experts_used": int((load > 0).sum()),
+    }
+
+
+def live_figures(layer: DSSoftmax, load: Tensor, terms: dict[str, float]) -> dict[str, str]:
+    now = figures(layer, load)
+    sizes = now["expert_sizes"]
+    shown = {name: f"{value:.3g}" for name, value in terms.items()}
+    shown["speedup"] = f"{now['flops_speedup']:.1f}x"
+    shown["sizes"] = f"{min(sizes)}-{max(sizes)}"
+    return shown
+
+
+class MetricsLog:
+    """metrics.jsonl: one line an epoch. A resumed run drops the lines it will write again."""
+
+    def __init__(self, folder: Path, epochs_done: int) -> None:
+        self._path = folder / runs.METRICS
+        self._epochs_done = epochs_done
+
+    def __enter__(self) -> "MetricsLog":
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        kept = [line for line in lines if json.loads(line)["epoch"] <= self._epochs_done]
+        runs.write_whole(self._path, "".join(f"{line}\n" for line in kept).encode())
+        self._file = self._path.open("a")
+        return self
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks for a stop after the current step; a second one stops at once."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+
+def save_checkpoint(
+    folder: Path,
+    progress: Progress,
+    contexts: Tensor,
+    encoder: nn.Module,
+    layer: DSSoftmax,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    path = folder / runs.CHECKPOINT
+    temporary = path.with_suffix(".tmp")
+    torch.save(
+        {
+            "progress": asdict(progress),
+            "contexts": contexts,
+            "encoder": encoder.state_dict(),
+            "layer": layer.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        },
+        temporary,
+    )
+    temporary.replace(path)
+
+
+def load_checkpoint(
+    folder: Path, config: TrainConfig, encoder: nn.Module, layer: DSSoftmax
+) -> tuple[Progress, Tensor, torch.optim.Optimizer]:
+    path = folder / runs.CHECKPOINT
+    if not path.exists():
+        raise runs.RunMissing(f"{folder} holds no checkpoint to resume from.")
+    saved = torch.load(path, weights_only=True)
+    encoder.load_state_dict(saved["encoder"])
+    layer.load_state_dict(saved["layer"])
+    parameters = [*encoder.parameters(), *layer.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["random"])
+    return Progress(**saved["progress"]), saved["contexts"], optimizer
