@@ -109,7 +109,7 @@ def read(path: Path) -> Bundle:
     for expert, size in enumerate(manifest.expert_sizes):
         model = files[expert_file(expert)] if size else None
         if model is not None:
-            signature = graphs.expert_signature(size, hidden_size)
+            signature = graphs.expert_signature(size, hidden_size, manifest.n_classes)
             graphs.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
     return Bundle(

@@ -120,6 +120,7 @@ class Signature:
     inputs: dict[str, tuple[int, tuple[int | None, ...]]]
     outputs: dict[str, tuple[int, int]]  # name -> type, rank
     weight: tuple[str, tuple[int, int]]
+    absent: int = 0  # classes outside the expert, which its normaliser must count
 
 
 def gate_signature(n_experts: int, hidden_size: int) -> Signature:
@@ -130,7 +131,7 @@ def gate_signature(n_experts: int, hidden_size: int) -> Signature:
     )
 
 
-def expert_signature(size: int, hidden_size: int) -> Signature:
+def expert_signature(size: int, hidden_size: int, n_classes: int) -> Signature:
     return Signature(
         inputs={
             "hidden": (FLOAT, (None, hidden_size)),
@@ -139,6 +140,7 @@ def expert_signature(size: int, hidden_size: int) -> Signature:
         },
         outputs={"score": (FLOAT, 2), "position": (INT64, 2), "logsumexp": (FLOAT, 2)},
         weight=("W", (size, hidden_size)),
+        absent=n_classes - size,
     )
 
 
@@ -180,7 +182,7 @@ def _forbid_escapes(name: str, model: onnx.ModelProto) -> None:
 
 
 def _check_ports(name: str, graph: onnx.GraphProto, signature: Signature) -> None:
-    initializers = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
     inputs = {port.name: port.type.tensor_type for port in graph.input}
     outputs = {port.name: port.type.tensor_type for port in graph.output}
     if inputs.keys() != signature.inputs.keys():
@@ -195,6 +197,16 @@ def _check_ports(name: str, graph: onnx.GraphProto, signature: Signature) -> Non
         if outputs[port].elem_type != dtype or len(outputs[port].shape.dim) != rank:
             raise ShapeWrong(f"{name} gives {port} of the wrong type or shape.")
     weight, shape = signature.weight
-    if initializers.get(weight) != shape:
-        found = initializers.get(weight)
+    found = tuple(initializers[weight].dims) if weight in initializers else None
+    if found != shape:
         raise ShapeWrong(f"{name} holds {weight} of shape {found}, not {shape}.")
+    counted = _counted_absent(initializers.get("log_absent"))
+    if counted != signature.absent:
+        raise ShapeWrong(f"{name} counts {counted} absent classes, not {signature.absent}.")
+
+
+def _counted_absent(log_absent: onnx.TensorProto | None) -> int:
+    if log_absent is None:
+        return 0
+    counted = np.exp(numpy_helper.to_array(log_absent).astype(np.float64))
+    return round(float(counted[0])) if counted.shape == (1,) and counted[0] < 2**31 else -1

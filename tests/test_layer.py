@@ -17,8 +17,8 @@ def random_layer(
     torch.manual_seed(seed)
     layer = DSSoftmax(hidden, classes, experts)
     layer.keep_rows(torch.rand(experts * classes) < density)
-    nn.init.normal_(layer.gate)
-    nn.init.normal_(layer.weight)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
     return layer
 
 
@@ -73,7 +73,8 @@ def test_hand_worked_two_experts() -> None:
     layer = DSSoftmax(1, 3, 2)
     layer.gate.data = torch.tensor([[math.log(3.0)], [0.0]])  # h = 1: gates 3/4 and 1/4
     layer.keep_rows(torch.tensor([True, False, True, False, True, False]))
-    layer.weight.data = torch.tensor([[4 / 3 * math.log(2.0)], [4 / 3 * math.log(5.0)], [7.0]])
+    layer.experts[0].data = torch.tensor([[4 / 3 * math.log(2.0)], [4 / 3 * math.log(5.0)]])
+    layer.experts[1].data = torch.tensor([[7.0]])
     hidden = torch.tensor([[1.0]])
 
     expert, gate = layer.route(hidden)
@@ -92,14 +93,14 @@ def test_hand_worked_two_experts() -> None:
 
 
 def test_gradient_of_gate_and_weight_equals_finite_differences() -> None:
-    layer = random_layer(3).double()
+    layer = random_layer(3, density=0.7).double()
     hidden = torch.randn(12, 6, dtype=torch.float64)
     target = torch.randint(9, (12,))
     assert torch.autograd.gradcheck(
-        lambda gate, weight: torch.func.functional_call(
-            layer, {"gate": gate, "weight": weight}, (hidden, target)
+        lambda gate, expert: torch.func.functional_call(
+            layer, {"gate": gate, "experts.1": expert}, (hidden, target)
         )[1],
-        (layer.gate, layer.weight),
+        (layer.gate, layer.experts[1]),
     )
 
 
@@ -140,7 +141,7 @@ def test_a_given_routing_is_used() -> None:
     layer = random_layer(8, density=1.0)
     hidden, target = torch.randn(5, 6), torch.randint(9, (5,))
     routing = Routing(torch.full((5,), 2), torch.full((5,), 0.5))
-    scores = 0.5 * hidden @ layer.weight[18:27].T
+    scores = 0.5 * hidden @ layer.experts[2].T
     expected = torch.log_softmax(scores, dim=1)[torch.arange(5), target]
     torch.testing.assert_close(layer(hidden, target, routing).output, expected)
 

@@ -32,6 +32,8 @@ class TrainConfig:
     epochs: int = Field(60, ge=1)
     batch_size: int = Field(500, ge=1)
     learning_rate: float = Field(0.003, gt=0)
+    # Under 0.999 old task gradients are forgotten soon, and the lasso can move rows they left behind.
+    beta2: float = Field(0.99, gt=0, lt=1)
 
     # the objective
     lambda_lasso: float = Field(0.005, ge=0)
@@ -39,8 +41,11 @@ class TrainConfig:
     lambda_load: float = Field(10.0, ge=0)
     expert_lasso: Literal["coded", "printed"] = "coded"
 
-    # sparsity: lassos and pruning begin once the smoothed task loss is under `sparsify_below`,
-    # or at `sparsify_from_epoch`, whichever comes first
+    # idle experts become clones of overloaded ones before sparsity begins; 0: never
+    rescue_every: int = Field(0, ge=0)  # steps
+
+    # sparsity: lassos and pruning begin once the smoothed task loss is under `sparsify_below` and
+    # no expert needs rescue, or at `sparsify_from_epoch`, whichever comes first
     sparsify_below: float = Field(1.0, ge=0)
     sparsify_from_epoch: int | None = None
     prune_threshold: float = Field(0.03, ge=0)  # gamma, on the root mean square of a row

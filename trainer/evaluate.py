@@ -31,7 +31,7 @@ def accuracy(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> float:
 def utilization(layer: DSSoftmax, hidden: Tensor) -> Tensor:
     """u_k: the share of rows that each expert receives, [K]."""
     counts = torch.bincount(layer.route(hidden).expert, minlength=layer.n_experts)
-    return counts / len(hidden)
+    return counts.double() / len(hidden)
 
 
 def copies(layer: DSSoftmax) -> Tensor:

@@ -28,7 +28,6 @@ def export(run: Path, destination: Path, labels: Path | None = None) -> Bundle:
     facts = {name: value for name, value in summary.items() if name not in NOT_FACTS}
     if destination.exists():
         raise BundleExists(f"{destination} exists already; a bundle is never overwritten.")
-    sizes = layer.expert_sizes.numpy()
     # Checked in a folder that no server takes for a version, then renamed.
     unchecked = destination.with_name(f".{destination.name}.unchecked")
     shutil.rmtree(unchecked, ignore_errors=True)
@@ -36,8 +35,8 @@ def export(run: Path, destination: Path, labels: Path | None = None) -> Bundle:
         written = bundle.write(
             unchecked,
             gate=layer.gate.detach().numpy(),
-            weight=layer.weight.detach().numpy(),
-            offsets=np.concatenate([[0], np.cumsum(sizes)]),
+            weight=layer.weight.numpy(),
+            offsets=np.concatenate([[0], np.cumsum(layer.expert_sizes)]),
             classes=layer.class_of_row.numpy().astype(np.int32),
             n_classes=layer.n_classes,
             training=TrainingFacts(**facts),

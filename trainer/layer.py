@@ -4,10 +4,13 @@ B rows, D hidden, K experts, N classes, R kept rows of all experts together, V r
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from trainer import losses
 
 
 class Output(NamedTuple):
@@ -33,9 +36,9 @@ class DSSoftmax(nn.Module):
     A gate picks one expert; only the classes that expert still holds are scored. The verbs are
     those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`.
 
-    Only kept rows are in memory: `weight` has one row for each (expert, class) pair that has not
-    been pruned and `keys` names the pair. A pruned class has logit 0, so it keeps a (finite)
-    probability and the N - V absent classes add N - V to an expert's normaliser.
+    Only kept rows are in memory: each of `experts` is a matrix with one row for each class it has
+    not pruned, and `keys` names the (expert, class) pair of every row. A pruned class has logit 0,
+    so it keeps a (finite) probability and the N - V absent classes add N - V to the normaliser.
 
     Args:
         in_features: D, the size of a hidden vector
@@ -68,13 +71,15 @@ class DSSoftmax(nn.Module):
         keys = torch.arange(n_experts * n_classes) if keys is None else keys
         self.register_buffer("keys", keys)  # [R]
         self.gate = nn.Parameter(torch.empty(n_experts, in_features))
-        self.weight = nn.Parameter(torch.empty(len(keys), in_features))
+        sizes = torch.bincount(keys // n_classes, minlength=n_experts).tolist()
+        self.experts = nn.ParameterList(torch.empty(size, in_features) for size in sizes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         bound = self.in_features**-0.5
         nn.init.uniform_(self.gate, -bound, bound)
-        nn.init.uniform_(self.weight, -bound, bound)
+        for weight in self.experts:
+            nn.init.uniform_(weight, -bound, bound)
 
     # --- which rows are kept ------------------------------------------------------------------
 
@@ -87,8 +92,17 @@ class DSSoftmax(nn.Module):
         return self.keys % self.n_classes  # [R]
 
     @property
-    def expert_sizes(self) -> Tensor:
-        return torch.bincount(self.expert_of_row, minlength=self.n_experts)  # [K]
+    def expert_sizes(self) -> list[int]:
+        return [len(weight) for weight in self.experts]
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of all rows, in the order of `keys`."""
+        return torch.cat([weight.detach() for weight in self.experts])  # [R,D]
+
+    def row_squares(self) -> Tensor:
+        """The mean square of each row: what the group lassos are made of."""
+        return torch.cat([losses.row_squares(weight) for weight in self.experts])  # [R]
 
     def row_of(self, expert: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Where each (expert, class) pair is stored, and whether it is: [B], [B] bool."""
@@ -98,15 +112,19 @@ class DSSoftmax(nn.Module):
         return row, torch.cat([self.keys, past_the_end])[row] == wanted
 
     def keep_rows(self, kept: Tensor) -> None:
-        """Drop every row whose entry in the [R] mask is False. `weight` is a new parameter then."""
-        self.weight = nn.Parameter(self.weight.data[kept])
+        """Drop every row whose entry in the [R] mask is False. The experts are new parameters."""
+        masks = kept.split(self.expert_sizes)
+        for number, mask in enumerate(masks):
+            self.experts[number] = nn.Parameter(self.experts[number].data[mask])
         self.keys = self.keys[kept]
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: object) -> None:  # type: ignore[type-arg]
         # A checkpoint may hold fewer rows than a new layer does.
-        if f"{prefix}weight" in state_dict:
-            self.weight = nn.Parameter(torch.empty_like(state_dict[f"{prefix}weight"]))
+        if f"{prefix}keys" in state_dict:
             self.keys = torch.empty_like(state_dict[f"{prefix}keys"])
+            for number in range(self.n_experts):
+                saved = state_dict[f"{prefix}experts.{number}"]
+                self.experts[number] = nn.Parameter(torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     # --- the sparse gate ----------------------------------------------------------------------
@@ -126,9 +144,8 @@ class DSSoftmax(nn.Module):
         """For each expert in use: its number, its rows of the batch [b], gate * W h [b,V], Z [b]."""
         order = torch.argsort(expert, stable=True)  # [B]
         counts = torch.bincount(expert, minlength=self.n_experts).tolist()
-        weights = self.weight.split(self.expert_sizes.tolist())
         groups = order.split(counts)
-        for number, (rows, weight) in enumerate(zip(groups, weights, strict=True)):
+        for number, (rows, weight) in enumerate(zip(groups, self.experts, strict=True)):
             if len(rows):
                 scores = gate[rows, None] * (hidden[rows] @ weight.T)  # [b,V]
                 yield number, rows, scores, self._logsumexp(scores)
@@ -143,7 +160,7 @@ class DSSoftmax(nn.Module):
     def forward(self, hidden: Tensor, target: Tensor, routing: Routing | None = None) -> Output:
         expert, gate = routing if routing is not None else self.route(hidden)
         row, held = self.row_of(expert, target)  # [B], [B]
-        first_row = torch.cumsum(self.expert_sizes, 0) - self.expert_sizes  # [K]
+        first_row = [0, *accumulate(self.expert_sizes)]
         order, outputs = [], []
         for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
             if scores.shape[1]:

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from trainer.layer import DSSoftmax
 
 
-def draw_experts(
-    layer: DSSoftmax, path: Path, *, order: NDArray[np.int64], groups: int
-) -> None:
+def draw_experts(layer: DSSoftmax, path: Path, *, order: NDArray[np.int64], groups: int) -> None:
     """Expert x class, black where the expert holds the class; experts in the given order.
 
     Classes stand in `groups` equal blocks: their true super-clusters.
@@ -22,7 +20,9 @@ def draw_experts(
     figure = Figure(figsize=(5, 5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.imshow(held[order], cmap="Greys", aspect="auto", interpolation="antialiased", vmin=0, vmax=1)
+    axes.imshow(
+        held[order], cmap="Greys", aspect="auto", interpolation="antialiased", vmin=0, vmax=1
+    )
     block = layer.n_classes // groups
     axes.set_xlabel(f"sub-cluster (class), {block} to a super-cluster")
     axes.set_ylabel("expert")

@@ -13,7 +13,7 @@ from trainer.layer import DSSoftmax
 
 def rows_above(layer: DSSoftmax, threshold: float) -> Tensor:
     """The [R] mask of rows whose (root mean square) norm is at least `threshold`."""
-    return losses.row_squares(layer.weight.detach()).sqrt() >= threshold
+    return layer.row_squares().detach().sqrt() >= threshold
 
 
 def keep_one_copy(layer: DSSoftmax, kept: Tensor, contexts: Tensor) -> Tensor:
@@ -26,13 +26,14 @@ def keep_one_copy(layer: DSSoftmax, kept: Tensor, contexts: Tensor) -> Tensor:
     survives = torch.zeros(layer.n_classes, dtype=torch.bool, device=kept.device)
     survives[classes[kept]] = True
     endangered = (~survives[classes]).nonzero()[:, 0]  # rows of classes with no surviving copy
-    norms = losses.row_squares(layer.weight.detach()[endangered])
+    norms = layer.row_squares().detach()[endangered]
     # Two stable sorts: by norm, then by contexts; the last row of each class is its best.
     order = endangered[torch.argsort(norms, stable=True)]
     order = order[torch.argsort(contexts[order], stable=True)]
     best = torch.full((layer.n_classes,), -1, device=kept.device)
     for_class = classes[order]
-    best.index_reduce_(0, for_class, torch.arange(len(order), device=kept.device), "amax")
+    rank = torch.arange(len(order), device=kept.device)
+    best.scatter_reduce_(0, for_class, rank, "amax")
     kept = kept.clone()
     kept[order[best[best >= 0]]] = True
     return kept
@@ -40,15 +41,16 @@ def keep_one_copy(layer: DSSoftmax, kept: Tensor, contexts: Tensor) -> Tensor:
 
 def prune(layer: DSSoftmax, optimizer: Optimizer, kept: Tensor) -> None:
     """Drop rows from the layer and, with them, from the optimizer's state."""
-    before = layer.weight
-    state = optimizer.state.pop(before, {})
+    before, masks = list(layer.experts), kept.split(layer.expert_sizes)
     layer.keep_rows(kept)
+    successor = dict(zip(before, layer.experts, strict=True))
     for group in optimizer.param_groups:
-        group["params"] = [layer.weight if p is before else p for p in group["params"]]
-    optimizer.state[layer.weight] = {
-        name: value[kept] if torch.is_tensor(value) and value.shape == before.shape else value
-        for name, value in state.items()
-    }
+        group["params"] = [successor.get(parameter, parameter) for parameter in group["params"]]
+    for old, mask in zip(before, masks, strict=True):
+        optimizer.state[successor[old]] = {
+            name: value[mask] if torch.is_tensor(value) and value.shape == old.shape else value
+            for name, value in optimizer.state.pop(old, {}).items()
+        }
 
 
 def shrink(layer: DSSoftmax, amount: float) -> None:
@@ -56,6 +58,8 @@ def shrink(layer: DSSoftmax, amount: float) -> None:
 
     A row whose norm is under `amount` becomes exactly zero, which a sub-gradient never does.
     """
-    norms = losses.row_squares(layer.weight.detach()).sqrt()
-    factors = (1 - amount / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_min(0)
-    layer.weight.detach().mul_(factors[:, None])
+    for expert in layer.experts:
+        weight = expert.detach()
+        norms = losses.row_squares(weight).sqrt()
+        factors = (1 - amount / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_min(0)
+        weight.mul_(factors[:, None])

@@ -71,7 +71,7 @@ def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> N
     np.savez(
         folder / LAYER,
         gate=layer.gate.detach().numpy(),
-        weight=layer.weight.detach().numpy(),
+        weight=layer.weight.numpy(),
         keys=layer.keys.numpy(),
         n_classes=np.int64(layer.n_classes),
     )
@@ -86,5 +86,7 @@ def load_layer(folder: Path) -> DSSoftmax:
         gate, weight, keys = (torch.from_numpy(arrays[n]) for n in ("gate", "weight", "keys"))
         n_classes = int(arrays["n_classes"])
     layer = DSSoftmax(gate.shape[1], n_classes, gate.shape[0], keys=keys)
-    layer.gate.data, layer.weight.data = gate, weight
+    layer.gate.data = gate
+    for expert, rows in zip(layer.experts, weight.split(layer.expert_sizes), strict=True):
+        expert.data = rows
     return layer.eval()

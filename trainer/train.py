@@ -23,6 +23,7 @@ from trainer import losses, runs
 from trainer.config import TrainConfig
 from trainer.layer import DSSoftmax, Routing
 from trainer.prune import keep_one_copy, prune, rows_above, shrink
+from trainer.rescue import rescue
 
 SMOOTHING = 0.9
 
@@ -44,6 +45,7 @@ class Progress:
     epoch: int = 0
     step: int = 0  # of this epoch
     task_loss: float = math.inf  # smoothed
+    settled: bool = False  # no expert needed rescue when last looked at
     sparsifying: bool = False
     seconds: float = 0.0
 
@@ -58,13 +60,13 @@ def train(
     resume: bool = False,
 ) -> Progress:
     """Train encoder and layer together; both are changed in place."""
-    parameters = [*encoder.parameters(), *layer.parameters()]
     progress = Progress()
     contexts = torch.zeros(len(layer.keys))  # [R] recent training rows of each (expert, class)
+    recent_load = torch.zeros(layer.n_experts)  # [K] rows each got since rescue was last considered
     if resume:
-        progress, contexts, optimizer = load_checkpoint(folder, config, encoder, layer)
+        progress, contexts, recent_load, optimizer = load_checkpoint(folder, config, encoder, layer)
     else:
-        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
+        optimizer = make_optimizer(config, encoder, layer)
     encoder.train()
     layer.train()
     before, started = progress.seconds, time.monotonic()
@@ -73,13 +75,15 @@ def train(
     def save() -> None:
         nonlocal saved
         progress.seconds = before + time.monotonic() - started
-        save_checkpoint(folder, progress, contexts, encoder, layer, optimizer)
+        save_checkpoint(folder, progress, contexts, recent_load, encoder, layer, optimizer)
         saved = time.monotonic()
 
     n_batches = math.ceil(len(data.labels) / config.batch_size)
     with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log:
         while progress.epoch < config.epochs:
-            batches = epoch_batches(len(data.labels), config.batch_size, config.seed, progress.epoch)
+            batches = epoch_batches(
+                len(data.labels), config.batch_size, config.seed, progress.epoch
+            )
             bar = tqdm(
                 total=n_batches,
                 initial=progress.step,
@@ -93,14 +97,20 @@ def train(
                 terms, routing = training_step(
                     config, encoder, layer, optimizer, data, rows, progress.sparsifying
                 )
-                load += torch.bincount(routing.expert, minlength=layer.n_experts)
+                received = torch.bincount(routing.expert, minlength=layer.n_experts)
+                load += received
+                recent_load += received
                 row, held = layer.row_of(routing.expert, data.labels[rows])
                 contexts += torch.bincount(row[held], minlength=len(contexts))
 
                 progress.step += 1
                 progress.task_loss = smoothed(progress.task_loss, terms["task"])
+                if due(progress.step, config.rescue_every):
+                    if not progress.sparsifying and progress.task_loss < config.sparsify_below:
+                        progress.settled = not rescue(layer, optimizer, recent_load)
+                    recent_load.zero_()
                 progress.sparsifying |= may_sparsify(config, progress)
-                if progress.sparsifying and progress.step % config.prune_every == 0:
+                if progress.sparsifying and due(progress.step, config.prune_every):
                     contexts = prune_small_rows(config, layer, optimizer, contexts)
                 bar.update()
                 bar.set_postfix(live_figures(layer, load, terms), refresh=False)
@@ -137,7 +147,7 @@ def training_step(
     }
     objective = terms["task"] + config.lambda_load * terms["load"]
     if sparsifying:
-        squares = losses.row_squares(layer.weight)  # [R]
+        squares = layer.row_squares()  # [R]
         terms["lasso"] = losses.class_lasso(squares)
         terms["expert"] = expert_lasso(config, layer, squares)
         objective = objective + config.lambda_expert * terms["expert"]
@@ -151,6 +161,12 @@ def training_step(
     return {name: term.item() for name, term in terms.items()}, routing
 
 
+def make_optimizer(config: TrainConfig, *modules: nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    betas = (0.9, config.beta2)
+    return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas, fused=True)
+
+
 def expert_lasso(config: TrainConfig, layer: DSSoftmax, squares: Tensor) -> Tensor:
     if config.expert_lasso == "printed":
         return losses.expert_lasso_printed(squares, layer.expert_of_row, layer.n_experts)
@@ -161,7 +177,12 @@ def may_sparsify(config: TrainConfig, progress: Progress) -> bool:
     reached = (
         config.sparsify_from_epoch is not None and progress.epoch >= config.sparsify_from_epoch
     )
-    return reached or progress.task_loss < config.sparsify_below
+    settled = progress.settled or not config.rescue_every
+    return reached or (settled and progress.task_loss < config.sparsify_below)
+
+
+def due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
 
 
 def prune_small_rows(
@@ -197,7 +218,7 @@ def smoothed(average: float, value: float) -> float:
 
 
 def figures(layer: DSSoftmax, load: Tensor) -> dict[str, Any]:
-    sizes = layer.expert_sizes.tolist()
+    sizes = layer.expert_sizes
     utilization = (load / load.sum()).tolist()
     return {
         "rows": sum(sizes),
@@ -262,6 +283,7 @@ def save_checkpoint(
     folder: Path,
     progress: Progress,
     contexts: Tensor,
+    recent_load: Tensor,
     encoder: nn.Module,
     layer: DSSoftmax,
     optimizer: torch.optim.Optimizer,
@@ -272,6 +294,7 @@ def save_checkpoint(
         {
             "progress": asdict(progress),
             "contexts": contexts,
+            "recent_load": recent_load,
             "encoder": encoder.state_dict(),
             "layer": layer.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -284,15 +307,14 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path, config: TrainConfig, encoder: nn.Module, layer: DSSoftmax
-) -> tuple[Progress, Tensor, torch.optim.Optimizer]:
+) -> tuple[Progress, Tensor, Tensor, torch.optim.Optimizer]:
     path = folder / runs.CHECKPOINT
     if not path.exists():
         raise runs.RunMissing(f"{folder} holds no checkpoint to resume from.")
     saved = torch.load(path, weights_only=True)
     encoder.load_state_dict(saved["encoder"])
     layer.load_state_dict(saved["layer"])
-    parameters = [*encoder.parameters(), *layer.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
+    optimizer = make_optimizer(config, encoder, layer)
     optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["random"])
-    return Progress(**saved["progress"]), saved["contexts"], optimizer
+    return Progress(**saved["progress"]), saved["contexts"], saved["recent_load"], optimizer

@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from trainer.config import TrainConfig
 from trainer.evaluate import chunks
-from trainer.train import Data, epoch_batches
+from trainer.train import Data, epoch_batches, make_optimizer
 
 
 def full_softmax_accuracy(
@@ -20,7 +20,7 @@ def full_softmax_accuracy(
 ) -> float:
     """Train with the same optimizer, batches and epochs; returns the accuracy on the test rows."""
     model = nn.Sequential(encoder, nn.Linear(hidden_size, n_classes, bias=False))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    optimizer = make_optimizer(config, model)
     model.train()
     for epoch in tqdm(range(config.epochs), desc="full softmax", disable=None):
         n_rows = len(training.labels)

@@ -116,10 +116,17 @@ def label_names(size: Size) -> list[str]:
 
 
 def run(
-    size: Size, config: SyntheticConfig, folder: Path, *, resume: bool = False, baseline: bool = True
+    size: Size,
+    config: SyntheticConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    baseline: bool = True,
 ) -> dict[str, Any]:
     """Generate, train, compare with a full softmax, draw; returns what summary.json holds."""
-    runs.open_run(folder, {"task": "synthetic", "size": str(size), **to_dict(config)}, resume=resume)
+    runs.open_run(
+        folder, {"task": "synthetic", "size": str(size), **to_dict(config)}, resume=resume
+    )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     items = generate(size, config.test_items_per_class + config.items_per_class, config.seed)
@@ -144,7 +151,7 @@ def run(
         "full_accuracy": None,
         "purity": found.purity,
         "mean_copies": evaluate.copies(layer).double().mean().item(),
-        "flops_speedup": flops_speedup(size.n_classes, layer.expert_sizes.tolist(), utilization),
+        "flops_speedup": flops_speedup(size.n_classes, layer.expert_sizes, utilization),
         "utilization": utilization,
         "seconds": round(progress.seconds, 1),
     }
