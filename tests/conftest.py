@@ -1,5 +1,6 @@
 """A tiny bundle, a models folder, and a live server that serves it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from tiny import write_tiny
 
 from service import bundle
 from service.engine import Engine
+
+# Tests run side by side, one thread each; set before torch is imported by any test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The machine may be busy; how long an example takes says nothing about it.
 hypothesis.settings.register_profile("untimed", deadline=None)

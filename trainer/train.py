@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,23 @@ class Progress:
     settled: bool = False  # no expert needed rescue when last looked at
     sparsifying: bool = False
     seconds: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)  # of the objective, at the last step
+
+
+@dataclass
+class Tallies:
+    """Where training rows went."""
+
+    contexts: Tensor  # [R] recent rows of each (expert, class)
+    epoch_load: Tensor  # [K] rows each expert received in this epoch
+    recent_load: Tensor  # [K] ... and since rescue was last considered
+
+    def count(self, layer: DSSoftmax, expert: Tensor, labels: Tensor) -> None:
+        received = torch.bincount(expert, minlength=layer.n_experts)
+        self.epoch_load += received
+        self.recent_load += received
+        row, held = layer.row_of(expert, labels)
+        self.contexts += torch.bincount(row[held], minlength=len(self.contexts))
 
 
 def train(
@@ -60,13 +77,12 @@ def train(
     resume: bool = False,
 ) -> Progress:
     """Train encoder and layer together; both are changed in place."""
-    progress = Progress()
-    contexts = torch.zeros(len(layer.keys))  # [R] recent training rows of each (expert, class)
-    recent_load = torch.zeros(layer.n_experts)  # [K] rows each got since rescue was last considered
-    if resume:
-        progress, contexts, recent_load, optimizer = load_checkpoint(folder, config, encoder, layer)
+    if resume and (folder / runs.CHECKPOINT).exists():
+        progress, tallies, optimizer = load_checkpoint(folder, config, encoder, layer)
     else:
-        optimizer = make_optimizer(config, encoder, layer)
+        progress, optimizer = Progress(), make_optimizer(config, encoder, layer)
+        no_load = torch.zeros(layer.n_experts)
+        tallies = Tallies(torch.zeros(len(layer.keys)), no_load, no_load.clone())
     encoder.train()
     layer.train()
     before, started = progress.seconds, time.monotonic()
@@ -75,7 +91,7 @@ def train(
     def save() -> None:
         nonlocal saved
         progress.seconds = before + time.monotonic() - started
-        save_checkpoint(folder, progress, contexts, recent_load, encoder, layer, optimizer)
+        save_checkpoint(folder, progress, tallies, encoder, layer, optimizer)
         saved = time.monotonic()
 
     n_batches = math.ceil(len(data.labels) / config.batch_size)
@@ -91,29 +107,25 @@ def train(
                 disable=None,
                 leave=progress.epoch + 1 == config.epochs,
             )
-            load = torch.zeros(layer.n_experts)  # rows each expert received in this epoch
             for rows in batches[progress.step :]:
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
-                terms, routing = training_step(
+                progress.terms, routing = training_step(
                     config, encoder, layer, optimizer, data, rows, progress.sparsifying
                 )
-                received = torch.bincount(routing.expert, minlength=layer.n_experts)
-                load += received
-                recent_load += received
-                row, held = layer.row_of(routing.expert, data.labels[rows])
-                contexts += torch.bincount(row[held], minlength=len(contexts))
-
+                tallies.count(layer, routing.expert, data.labels[rows])
                 progress.step += 1
-                progress.task_loss = smoothed(progress.task_loss, terms["task"])
+                progress.task_loss = smoothed(progress.task_loss, progress.terms["task"])
                 if due(progress.step, config.rescue_every):
                     if not progress.sparsifying and progress.task_loss < config.sparsify_below:
-                        progress.settled = not rescue(layer, optimizer, recent_load)
-                    recent_load.zero_()
+                        progress.settled = not rescue(layer, optimizer, tallies.recent_load)
+                    tallies.recent_load.zero_()
                 progress.sparsifying |= may_sparsify(config, progress)
                 if progress.sparsifying and due(progress.step, config.prune_every):
-                    contexts = prune_small_rows(config, layer, optimizer, contexts)
+                    prune_small_rows(config, layer, optimizer, tallies)
                 bar.update()
-                bar.set_postfix(live_figures(layer, load, terms), refresh=False)
+                bar.set_postfix(
+                    live_figures(layer, tallies.epoch_load, progress.terms), refresh=False
+                )
                 if stopped():
                     save()
                     raise Interrupted(f"Stopped; everything so far is in {folder}: resume it.")
@@ -121,9 +133,11 @@ def train(
                     save()
             bar.close()
             progress.epoch, progress.step = progress.epoch + 1, 0
-            log.write({"epoch": progress.epoch, **terms, **figures(layer, load)})
+            now = figures(layer, tallies.epoch_load)
+            log.write({"epoch": progress.epoch, **progress.terms, **now})
+            tallies.epoch_load.zero_()
         if progress.sparsifying:
-            contexts = prune_small_rows(config, layer, optimizer, contexts)
+            prune_small_rows(config, layer, optimizer, tallies)
         save()
     return progress
 
@@ -186,15 +200,14 @@ def due(step: int, every: int) -> bool:
 
 
 def prune_small_rows(
-    config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, contexts: Tensor
-) -> Tensor:
-    """Prune; returns the contexts of the rows that are left, older ones counting half."""
+    config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, tallies: Tallies
+) -> None:
     kept = rows_above(layer, config.prune_threshold)
     if config.keep_one:
-        kept = keep_one_copy(layer, kept, contexts)
+        kept = keep_one_copy(layer, kept, tallies.contexts)
     if not kept.all():
         prune(layer, optimizer, kept)
-    return contexts[kept] / 2
+    tallies.contexts = tallies.contexts[kept] / 2  # older contexts count less and less
 
 
 def gate_noise(config: TrainConfig, epoch: float) -> float:
@@ -282,8 +295,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 def save_checkpoint(
     folder: Path,
     progress: Progress,
-    contexts: Tensor,
-    recent_load: Tensor,
+    tallies: Tallies,
     encoder: nn.Module,
     layer: DSSoftmax,
     optimizer: torch.optim.Optimizer,
@@ -293,8 +305,7 @@ def save_checkpoint(
     torch.save(
         {
             "progress": asdict(progress),
-            "contexts": contexts,
-            "recent_load": recent_load,
+            "tallies": vars(tallies),
             "encoder": encoder.state_dict(),
             "layer": layer.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -307,14 +318,11 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path, config: TrainConfig, encoder: nn.Module, layer: DSSoftmax
-) -> tuple[Progress, Tensor, Tensor, torch.optim.Optimizer]:
-    path = folder / runs.CHECKPOINT
-    if not path.exists():
-        raise runs.RunMissing(f"{folder} holds no checkpoint to resume from.")
-    saved = torch.load(path, weights_only=True)
+) -> tuple[Progress, Tallies, torch.optim.Optimizer]:
+    saved = torch.load(folder / runs.CHECKPOINT, weights_only=True)
     encoder.load_state_dict(saved["encoder"])
     layer.load_state_dict(saved["layer"])
     optimizer = make_optimizer(config, encoder, layer)
     optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["random"])
-    return Progress(**saved["progress"]), saved["contexts"], saved["recent_load"], optimizer
+    return Progress(**saved["progress"]), Tallies(**saved["tallies"]), optimizer
