@@ -2,7 +2,10 @@
 
 A gate that has hardened cannot repair its mistakes: where two clusters share an expert and another
 expert is idle, the gradient of the balance loss has vanished. Cloning, as in mitosis, gives both
-experts the same gate value again, and training divides the traffic between them.
+experts about the same gate value again. Their gates lean to either side of the direction in which
+the overloaded expert's rows vary most, so each clone takes about half of the traffic.
+
+D hidden, K experts, b rows of the overloaded expert in the last batch.
 """
 
 import torch
@@ -12,7 +15,7 @@ from torch.optim import Optimizer
 from trainer.layer import DSSoftmax
 
 IDLE, OVERLOADED = 0.75, 1.25  # times the mean load
-NOISE = 0.01  # of the gate row's own size; breaks the tie between the clones
+LEAN = 1.0  # standard deviation of the gate logits' difference between clones
 
 
 def idle_and_overloaded(load: Tensor) -> list[tuple[int, int]]:
@@ -25,14 +28,34 @@ def idle_and_overloaded(load: Tensor) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def rescue(layer: DSSoftmax, optimizer: Optimizer, load: Tensor) -> int:
-    """Clone overloaded experts over idle ones while all experts are whole; returns how many."""
+def rescue(
+    layer: DSSoftmax, optimizer: Optimizer, load: Tensor, hidden: Tensor, expert: Tensor
+) -> int:
+    """Clone overloaded experts over idle ones while all experts are whole; returns how many.
+
+    `load` [K] is the recent traffic; `hidden` [B,D] and `expert` [B] are those of the last batch.
+    """
     pairs = idle_and_overloaded(load)
     for idle, overloaded in pairs:
         source, target = layer.experts[overloaded], layer.experts[idle]
         target.copy_(source)
-        for name, value in optimizer.state[source].items():
-            optimizer.state[target][name].copy_(value)
-        row = layer.gate[overloaded]
-        layer.gate[idle] = row + NOISE * row.square().mean().sqrt() * torch.randn_like(row)
+        state = optimizer.state[source]
+        optimizer.state[target] = {name: value.clone() for name, value in state.items()}
+        lean = leaning(hidden[expert == overloaded]) * (LEAN / 2)
+        layer.gate[idle] = layer.gate[overloaded] + lean
+        layer.gate[overloaded] -= lean
     return len(pairs)
+
+
+def leaning(rows: Tensor) -> Tensor:
+    """A direction [D] along which rows [b,D] have mean 0 and standard deviation 1.
+
+    The gate has no bias, so the direction is orthogonal to the mean row.
+    """
+    if len(rows) < 2:
+        return torch.zeros(rows.shape[1])
+    mean = rows.mean(dim=0)
+    unit = mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
+    across = rows - (rows @ unit)[:, None] * unit  # [b,D]
+    direction = torch.linalg.svd(across, full_matrices=False).Vh[0]
+    return direction / (across @ direction).std().clamp_min(torch.finfo(mean.dtype).tiny)

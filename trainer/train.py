@@ -21,7 +21,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import losses, runs
 from trainer.config import TrainConfig
-from trainer.layer import DSSoftmax, Routing
+from trainer.layer import DSSoftmax
 from trainer.prune import keep_one_copy, prune, rows_above, shrink
 from trainer.rescue import rescue
 
@@ -109,15 +109,15 @@ def train(
             )
             for rows in batches[progress.step :]:
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
-                progress.terms, routing = training_step(
+                progress.terms, hidden, expert = training_step(
                     config, encoder, layer, optimizer, data, rows, progress.sparsifying
                 )
-                tallies.count(layer, routing.expert, data.labels[rows])
+                tallies.count(layer, expert, data.labels[rows])
                 progress.step += 1
                 progress.task_loss = smoothed(progress.task_loss, progress.terms["task"])
-                if due(progress.step, config.rescue_every):
-                    if not progress.sparsifying and progress.task_loss < config.sparsify_below:
-                        progress.settled = not rescue(layer, optimizer, tallies.recent_load)
+                if not progress.sparsifying and due(progress.step, config.rescue_every):
+                    needed = rescue(layer, optimizer, tallies.recent_load, hidden, expert)
+                    progress.settled = not needed
                     tallies.recent_load.zero_()
                 progress.sparsifying |= may_sparsify(config, progress)
                 if progress.sparsifying and due(progress.step, config.prune_every):
@@ -150,8 +150,11 @@ def training_step(
     data: Data,
     rows: Tensor,
     sparsifying: bool,
-) -> tuple[dict[str, float], Routing]:
-    """One update of U, W and the encoder. Returns the terms of the objective, unweighted."""
+) -> tuple[dict[str, float], Tensor, Tensor]:
+    """One update of U, W and the encoder.
+
+    Returns the terms of the objective, unweighted, and the rows' hidden vectors [B,D] and experts [B].
+    """
     hidden = encoder(data.inputs[rows])  # [B,D]
     routing = layer.route(hidden)
     log_prob, _ = layer(hidden, data.labels[rows], routing)
@@ -172,7 +175,7 @@ def training_step(
     optimizer.step()
     if sparsifying and config.proximal:
         shrink(layer, config.learning_rate * config.lambda_lasso)
-    return {name: term.item() for name, term in terms.items()}, routing
+    return {name: term.item() for name, term in terms.items()}, hidden.detach(), routing.expert
 
 
 def make_optimizer(config: TrainConfig, *modules: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,48 @@
+# What README and CI call. `make serve` and `make test` do their own set-up.
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8000
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: install serve test check format bench demo figures
+
+install: $(VENV)/.serve
+
+# The serving part only: no torch.
+$(VENV)/.serve: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(INSTALL) --editable '.[train,dev]'
+	touch $@
+
+serve: $(VENV)/.serve
+	$(BIN)/dss serve --models models --port $(PORT)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest --numprocesses 2
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.demo
+
+# How the committed demo bundle was made; DEMO names where a new one goes.
+DEMO ?= models/demo/2
+demo: $(VENV)/.dev
+	$(BIN)/dss train --task synthetic --size 100x100 --out runs/demo
+	$(BIN)/dss export runs/demo $(DEMO)
+
+# The synthetic table and pictures of README: 3 seeds of both sizes and the ablations.
+figures: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.synthetic

@@ -1,0 +1,1 @@
+"""Long runs whose results stand in README and docs."""

@@ -1,0 +1,101 @@
+"""From a run to a bundle, and the refusals on the way."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from service import bundle
+from service.engine import Engine
+from service.errors import BundleExists, LabelsWrong, ParityFailed
+from trainer import export as exporting
+from trainer import runs
+from trainer.config import make_config
+from trainer.export import check_parity, export, near_ties
+from trainer.tasks import synthetic
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = {"n_experts": 3, "epochs": 12, "items_per_class": 20, "batch_size": 20}
+    config = make_config(synthetic.SyntheticConfig, settings)
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    synthetic.run(synthetic.parse_size("3x4"), config, folder, baseline=False)
+    return folder
+
+
+def test_the_service_answers_as_the_layer_does(finished: Path, tmp_path: Path) -> None:
+    written = export(finished, tmp_path / "models" / "small" / "1")
+    layer = runs.load_layer(finished)
+    hidden = np.load(finished / runs.HIDDEN)
+    answer = Engine(written).topk(hidden, 3)
+    expected = layer.topk(torch.from_numpy(hidden), 3)
+    np.testing.assert_allclose(answer.log_probs, expected.log_probs.numpy(), atol=1e-5)
+    assert written.labels is not None and written.labels[5] == "super 1 / sub 1"
+    summary = json.loads((finished / runs.SUMMARY).read_text())
+    facts = written.manifest.training.model_dump()
+    assert facts["accuracy"] == summary["accuracy"] and facts["seed"] == summary["seed"]
+    assert "seconds" not in facts
+    assert [p.name for p in (tmp_path / "models" / "small").iterdir()] == ["1"]
+
+
+def test_a_mismatch_is_refused_and_nothing_is_left(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights written are not those of the layer: as a wrong exporter would have it."""
+    original = bundle.write
+
+    def wrong_write(path: Path, **arrays: object) -> bundle.Bundle:
+        arrays["weight"] = arrays["weight"] * np.float32(1.01)  # type: ignore[operator]
+        return original(path, **arrays)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting.bundle, "write", wrong_write)
+    with pytest.raises(ParityFailed, match="log-probabilities differ"):
+        export(finished, tmp_path / "models" / "small" / "1")
+    assert list((tmp_path / "models" / "small").iterdir()) == []
+
+
+def test_swapped_classes_are_refused(finished: Path, tmp_path: Path) -> None:
+    written = export(finished, tmp_path / "1")
+    layer = runs.load_layer(finished)
+    hidden = np.load(finished / runs.HIDDEN)
+    engine = Engine(written)
+    check_parity(layer, engine, hidden)
+    engine._classes = [classes[::-1] for classes in engine._classes]
+    with pytest.raises(ParityFailed, match="classes differ"):
+        check_parity(layer, engine, hidden)
+
+
+def test_near_ties() -> None:
+    log_probs = np.array([[-1.0, -2.0, -2.00001, -3.0, -4.0]], np.float32)
+    assert near_ties(log_probs).tolist() == [[False, True, True, False, True]]
+
+
+def test_refusals(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(runs.RunMissing):
+        export(tmp_path / "nothing", tmp_path / "1")
+    unfinished = Path(shutil.copytree(finished, tmp_path / "unfinished"))
+    (unfinished / runs.SUMMARY).unlink()
+    with pytest.raises(runs.RunUnfinished):
+        export(unfinished, tmp_path / "1")
+    few = tmp_path / "few.txt"
+    few.write_text("one\ntwo\n")
+    with pytest.raises(LabelsWrong):
+        export(finished, tmp_path / "1", labels=few)
+    with pytest.raises(LabelsWrong):
+        export(finished, tmp_path / "1", labels=tmp_path / "none.txt")
+    assert not (tmp_path / "1").exists()
+    export(finished, tmp_path / "1")
+    with pytest.raises(BundleExists):
+        export(finished, tmp_path / "1")
+
+
+def test_labels_of_ones_own(finished: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"name {i}" for i in range(12)) + "\n")
+    assert export(finished, tmp_path / "1", labels=names).labels == tuple(
+        f"name {i}" for i in range(12)
+    )
