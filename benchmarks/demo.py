@@ -34,11 +34,11 @@ def main() -> None:
     engine = Engine(demo)
     full = full_scan(demo)
     rng = np.random.default_rng(0)
-    assert demo.samples is not None
+    samples = np.load(DEMO / bundle.SAMPLES, allow_pickle=False)  # [S,D]
     rows = []
     for batch in BATCHES:
         # Rows near the samples, so that all experts get traffic as they do in the test set.
-        chosen = demo.samples[rng.integers(len(demo.samples), size=batch)]
+        chosen = samples[rng.integers(len(samples), size=batch)]
         hidden = (chosen + 0.01 * rng.normal(size=chosen.shape)).astype(np.float32)
         sparse_us, full_us = timed(
             lambda hidden=hidden: engine.topk(hidden, K), lambda hidden=hidden: full(hidden)

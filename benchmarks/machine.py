@@ -3,6 +3,7 @@
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 
 
 def machine(*packages: str) -> dict[str, object]:
@@ -15,8 +16,7 @@ def machine(*packages: str) -> dict[str, object]:
 
 
 def _cpu_model() -> str:
-    with open("/proc/cpuinfo") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor()

@@ -40,18 +40,23 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except DSSError as error:
             raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise click.ClickException(_needs(ctx.invoked_subcommand, error.name)) from error
 
 
 def _entry_points() -> dict[str, EntryPoint]:
     return {found.name: found for found in entry_points(group=ENTRY_POINTS)}
 
 
+def _needs(command: str | None, module: str | None) -> str:
+    return f"dss {command} needs {module or 'a package'}: install {EXTRA}."
+
+
 def _missing(name: str, module: str | None) -> click.Command:
     """Stands in for a command that cannot be imported, and says what to install."""
-    sentence = f"dss {name} needs {module or 'a package'}: install {EXTRA}."
 
     def refuse(**_: object) -> None:
-        raise click.ClickException(sentence)
+        raise click.ClickException(_needs(name, module))
 
     return click.Command(
         name,

@@ -92,7 +92,7 @@ def test_the_manifest_is_written_last_and_a_failure_leaves_nothing(
 ) -> None:
     seen: list[bool] = []
 
-    def failing_rename(self: Path, target: Path) -> None:
+    def failing_rename(self: Path, _: Path) -> None:
         seen.append((self / MANIFEST).exists())
         raise OSError(28, "No space left on device")
 
@@ -300,7 +300,7 @@ def test_labels(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [["a"] * 11, ["a\nb"] + ["a"] * 11])
-def test_labels_that_cannot_be_written(tmp_path: Path, labels: list[str]) -> None:
+def test_labels_that_cannot_be_written(labels: list[str]) -> None:
     with pytest.raises(errors.LabelsWrong):
         bundle._label_bytes(labels, N_CLASSES)
 

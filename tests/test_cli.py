@@ -159,3 +159,23 @@ def test_help_of_serving_commands_imports_no_command_of_others() -> None:
         "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'trainer')])"
     )
     assert run_python(code).endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("command", [["train", "--task", "synthetic"], ["export", "run", "bundle"]])
+def test_training_commands_without_torch_say_what_to_install(command: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"  # as if it were not installed
+        f"sys.argv = ['dss', *{command}]\n"
+        "from service.cli import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert_one_sentence(result)
+    assert f"dss {command[0]} needs torch: install doubly-sparse-softmax[train]." in result.stderr
+
+
+def test_help_tells_all_commands() -> None:
+    result = dss("--help")
+    for command in ("serve", "verify", "inspect", "train", "export"):
+        assert f"  {command} " in result.stdout

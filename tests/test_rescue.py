@@ -1,9 +1,9 @@
 import torch
 
+from trainer.config import TrainConfig
 from trainer.layer import DSSoftmax
 from trainer.rescue import idle_and_overloaded, rescue
 from trainer.train import make_optimizer
-from trainer.config import TrainConfig
 
 
 def test_extremes_are_paired_and_the_rest_left_alone() -> None:

@@ -11,7 +11,6 @@ from pydantic.dataclasses import dataclass
 
 from service.errors import DSSError
 
-
 Config = TypeVar("Config", bound="TrainConfig")
 
 
@@ -32,7 +31,7 @@ class TrainConfig:
     epochs: int = Field(60, ge=1)
     batch_size: int = Field(500, ge=1)
     learning_rate: float = Field(0.003, gt=0)
-    # Under 0.999 old task gradients are forgotten soon, and the lasso can move rows they left behind.
+    # Under 0.999 old task gradients are soon forgotten, and the lasso moves rows they left behind.
     beta2: float = Field(0.99, gt=0, lt=1)
 
     # the objective

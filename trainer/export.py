@@ -21,7 +21,7 @@ NOT_FACTS = {"seconds", "full_seconds"}  # a resumed run takes other times and g
 
 
 def export(run: Path, destination: Path, labels: Path | None = None) -> Bundle:
-    """Write the run's layer as a bundle at `destination` and check every answer of its test rows."""
+    """Write the run's layer as a bundle and check every answer to its test rows."""
     layer = runs.load_layer(run)
     hidden: NDArray[np.float32] = np.load(run / runs.HIDDEN, allow_pickle=False)
     summary = json.loads((run / runs.SUMMARY).read_text())

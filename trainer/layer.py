@@ -141,7 +141,7 @@ class DSSoftmax(nn.Module):
     def _scored_groups(
         self, hidden: Tensor, expert: Tensor, gate: Tensor
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """For each expert in use: its number, its rows of the batch [b], gate * W h [b,V], Z [b]."""
+        """For each expert in use: its number, its rows [b], gate * W h [b,V] and log Z [b]."""
         order = torch.argsort(expert, stable=True)  # [B]
         counts = torch.bincount(expert, minlength=self.n_experts).tolist()
         groups = order.split(counts)

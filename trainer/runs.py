@@ -1,7 +1,6 @@
 """A run folder: what training leaves behind, and how it is read again."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def open_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
             raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
@@ -63,7 +62,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """All or nothing: a reader never sees a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(content)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> None:

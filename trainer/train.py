@@ -153,7 +153,7 @@ def training_step(
 ) -> tuple[dict[str, float], Tensor, Tensor]:
     """One update of U, W and the encoder.
 
-    Returns the terms of the objective, unweighted, and the rows' hidden vectors [B,D] and experts [B].
+    Returns the terms of the objective, unweighted, the hidden vectors [B,D] and the experts [B].
     """
     hidden = encoder(data.inputs[rows])  # [B,D]
     routing = layer.route(hidden)

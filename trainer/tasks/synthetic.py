@@ -24,7 +24,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import evaluate, runs
 from trainer.baselines.full import full_softmax_accuracy
-from trainer.config import TrainConfig, make_config, read_toml, to_dict
+from trainer.config import TrainConfig, read_toml, to_dict
 from trainer.layer import DSSoftmax
 from trainer.pictures import draw_experts
 from trainer.train import Data, train
