@@ -47,7 +47,7 @@ def table(facts: dict[str, Any]) -> str:
         _line("accuracy", _accuracy(facts)),
         _line("copies", f"{facts['mean_copies']:.3f} per class"),
         *(
-            _line("", f"{number:,} classes in {count} experts")
+            _line("", f"{number:,} classes in {count} {'expert' if count == '1' else 'experts'}")
             for count, number in facts["copies"].items()
         ),
         _line("size", f"{facts['bytes']:,} bytes"),

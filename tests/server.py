@@ -26,7 +26,7 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def wait_for(self, path: str, status: int = 200) -> None:
+    def wait_for(self, path: str, status: int = 200, seconds: float = DEADLINE_SECONDS) -> None:
         def answered() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"The server ended:\n{self.log.read_text()}")
@@ -34,7 +34,7 @@ class Running:
                 return httpx.get(self.url + path).status_code == status
             return False
 
-        wait_until(answered)
+        wait_until(answered, seconds)
 
 
 @contextmanager
@@ -76,8 +76,8 @@ def in_thread(app: FastAPI) -> Iterator[httpx.Client]:
         thread.join()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+def wait_until(condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError("The condition never came true.")

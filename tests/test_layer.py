@@ -165,6 +165,21 @@ def test_state_dict_of_a_pruned_layer_loads_into_a_new_one() -> None:
     assert torch.equal(new.log_prob(hidden), layer.log_prob(hidden))
 
 
+def test_targets_k_and_experts_out_of_range_are_refused() -> None:
+    layer = random_layer(11)
+    hidden = torch.randn(2, 6)
+    for target in (torch.tensor([0, 9]), torch.tensor([-1, 0])):
+        with pytest.raises(ValueError, match="target"):
+            layer(hidden, target)
+    reachable = len(set(layer.class_of_row.tolist()))
+    for k in (0, reachable + 1):
+        with pytest.raises(ValueError, match="k must"):
+            layer.topk(hidden, k)
+    for experts in (0, 5):
+        with pytest.raises(ValueError, match="experts must"):
+            layer.topk(hidden, 1, experts)
+
+
 def test_it_trains_inside_any_module() -> None:
     torch.manual_seed(0)
 
