@@ -158,6 +158,8 @@ class DSSoftmax(nn.Module):
         return torch.logaddexp(present, present.new_tensor(absent).log())
 
     def forward(self, hidden: Tensor, target: Tensor, routing: Routing | None = None) -> Output:
+        if len(target) and not 0 <= target.min() <= target.max() < self.n_classes:
+            raise ValueError(f"target values must be in 0..{self.n_classes - 1}")
         expert, gate = routing if routing is not None else self.route(hidden)
         row, held = self.row_of(expert, target)  # [B], [B]
         first_row = [0, *accumulate(self.expert_sizes)]
@@ -196,6 +198,10 @@ class DSSoftmax(nn.Module):
         lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
         Rows left with fewer than k classes go on to their next-best experts.
         """
+        if not 1 <= k <= (reachable := len(self.class_of_row.unique())):
+            raise ValueError(f"k must be in 1..{reachable}, the number of classes held")
+        if not 1 <= experts <= self.n_experts:
+            raise ValueError(f"experts must be in 1..{self.n_experts}")
         gates, ranked = torch.softmax(hidden @ self.gate.T, dim=1).sort(1, descending=True)  # [B,K]
         best = hidden.new_full((len(hidden), self.n_classes), -torch.inf)  # [B,N]
         for rank in range(self.n_experts):

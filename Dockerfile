@@ -1,0 +1,100 @@
+# Targets: service (the default: answers requests, no torch) and trainer.
+#   docker build -t doubly-sparse-softmax .
+#   docker build -t doubly-sparse-softmax-trainer --target trainer .
+# pip reads the PIP_* build arguments itself, so a mirror or a CPU-only index for torch needs no
+# change here: --build-arg PIP_EXTRA_INDEX_URL=...
+
+FROM python:3.11-slim-bookworm AS base
+
+
+# Third-party packages first: this layer changes only with pyproject.toml and constraints.txt.
+FROM base AS service-packages
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+open('service.txt', 'w').write('\n'.join(project['dependencies'])); \
+open('trainer.txt', 'w').write('\n'.join(project['optional-dependencies']['train']))" \
+    && python -m venv --without-pip /opt/venv \
+    && pip --python /opt/venv/bin/python install -r service.txt -c constraints.txt
+
+
+FROM service-packages AS trainer-packages
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+RUN pip --python /opt/venv/bin/python install -r trainer.txt -c constraints.txt
+
+
+# The project itself: one wheel, and the demo model readable by any user id whatever the umask
+# of the checkout was.
+FROM service-packages AS project
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+COPY README.md LICENSE ./
+COPY service service
+COPY trainer trainer
+COPY models/demo /models/demo
+RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
+
+
+FROM service-packages AS service-venv
+COPY --from=project /dist /dist
+RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl
+
+
+FROM trainer-packages AS trainer-venv
+COPY --from=project /dist /dist
+RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl
+
+
+FROM base AS runtime
+RUN groupadd --gid 10001 dss \
+    && useradd --no-log-init --uid 10001 --gid dss --home-dir /tmp --shell /usr/sbin/nologin dss
+# Nothing is written outside /tmp, so the root file system can be mounted read-only.
+ENV PATH=/opt/venv/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+ENTRYPOINT ["dss"]
+
+
+FROM runtime AS trainer
+ENV MPLCONFIGDIR=/tmp/matplotlib
+# Mount the folder that holds runs/ and models/ here.
+WORKDIR /data
+RUN chown dss:dss /data
+COPY --from=trainer-venv /opt/venv /opt/venv
+USER 10001:10001
+CMD ["--help"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="doubly-sparse-softmax-trainer" \
+      org.opencontainers.image.description="Trains a doubly sparse softmax and exports it as a model bundle" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
+
+
+FROM runtime AS service
+ENV DSS_MODELS=/models \
+    DSS_HOST=0.0.0.0 \
+    DSS_PORT=8000
+WORKDIR /srv
+COPY --from=service-venv /opt/venv /opt/venv
+COPY --from=project /models /models
+USER 10001:10001
+EXPOSE 8000
+CMD ["serve"]
+# http.client rather than urllib, which would follow a proxy set in the environment.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; connection = http.client.HTTPConnection('127.0.0.1', int(os.environ['DSS_PORT']), timeout=2); connection.request('GET', '/readyz'); sys.exit(connection.getresponse().status != 200)"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="doubly-sparse-softmax" \
+      org.opencontainers.image.description="Serves top-k from a doubly sparse softmax over HTTP" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
