@@ -1,4 +1,4 @@
-"""The paper's synthetic experiments: both sizes with three seeds, and the three ablations.
+"""The paper's synthetic experiments: both sizes with three seeds, and the ablations.
 
 Writes benchmarks/results/synthetic.json and the pictures in docs/images. A run that is complete in
 runs/ is not repeated, and one that was broken off goes on.
@@ -19,7 +19,7 @@ RESULTS = Path("benchmarks/results/synthetic.json")
 IMAGES = Path("docs/images")
 SIZES = ("10x10", "100x100")
 SEEDS = (0, 1, 2)
-ABLATIONS = ("lasso", "expert-lasso", "balance")
+ABLATIONS = ("lasso", "expert-lasso", "both-lassos", "balance")
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def test_inspect_prints_a_table(tiny: Bundle) -> None:
     assert "speedup 1.60x fewer FLOPs than a full softmax" in lines
     assert "accuracy 90.00%" in lines
     assert "copies 1.083 per class" in lines
-    assert "11 classes in 1 experts" in lines
+    assert "11 classes in 1 expert" in lines
     assert "1 classes in 2 experts" in lines
     assert lines[-3:] == ["0 5 50.00%", "1 4 25.00%", "2 4 25.00%"]
 

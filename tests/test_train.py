@@ -39,6 +39,7 @@ def config(**changes: object) -> synthetic.SyntheticConfig:
         "prune_every": 3,
         "prune_threshold": 0.05,
         "learning_rate": 0.01,
+        "lambda_lasso": 0.05,
         "checkpoint_seconds": 0,
     }
     return make_config(synthetic.SyntheticConfig, small, changes)
@@ -146,8 +147,7 @@ def test_metrics_have_a_line_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep_one", [True, False])
 def test_keep_one_can_be_switched(tmp_path: Path, keep_one: bool) -> None:
     """With a threshold that no row reaches, everything goes, or one copy of each class stays."""
-    run(tmp_path / "a", config(prune_threshold=1e9, keep_one=keep_one))
-    layer = runs.load_layer(tmp_path / "a")
+    layer = train_alone(tmp_path, config(prune_threshold=1e9, keep_one=keep_one))
     assert sorted(layer.class_of_row.tolist()) == (list(range(12)) if keep_one else [])
 
 
@@ -159,13 +159,17 @@ def test_nothing_is_pruned_while_the_task_loss_is_above_the_threshold(tmp_path: 
 
 def test_the_proximal_option_gives_exact_zeros(tmp_path: Path) -> None:
     settings = config(proximal=True, lambda_lasso=5.0, lambda_expert=0.0, prune_threshold=0.0)
-    items = synthetic.generate(SIZE, 10, 0)
-    data, _ = synthetic.split(items, 2)
+    layer = train_alone(tmp_path, settings)
+    assert (layer.weight == 0).all(dim=1).any()
+
+
+def train_alone(folder: Path, settings: synthetic.SyntheticConfig) -> DSSoftmax:
+    """Only the loop, without the evaluation that follows it in a run."""
+    data, _ = synthetic.split(synthetic.generate(SIZE, 10, seed=0), 2)
     torch.manual_seed(0)
     layer = DSSoftmax(synthetic.HIDDEN_SIZE, SIZE.n_classes, 3)
-    (tmp_path / "a").mkdir()
-    train(settings, synthetic.make_encoder(), layer, data, tmp_path / "a")
-    assert (layer.weight == 0).all(dim=1).any()
+    train(settings, synthetic.make_encoder(), layer, data, folder)
+    return layer
 
 
 # --- small rules ------------------------------------------------------------------------------

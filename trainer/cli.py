@@ -22,8 +22,8 @@ INTERRUPTED = 130
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One such setting.")
 @click.option(
     "--ablate",
-    type=click.Choice(["lasso", "expert-lasso", "balance"]),
-    help="Leave one term out of the objective.",
+    type=click.Choice(["lasso", "expert-lasso", "both-lassos", "balance"]),
+    help="Leave a term out of the objective.",
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @click.option("--baseline/--no-baseline", default=True, help="Also train a full softmax.")

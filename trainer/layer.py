@@ -198,7 +198,8 @@ class DSSoftmax(nn.Module):
         lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
         Rows left with fewer than k classes go on to their next-best experts.
         """
-        if not 1 <= k <= (reachable := len(self.class_of_row.unique())):
+        reachable = len(self.class_of_row.unique())
+        if not 1 <= k <= reachable:
             raise ValueError(f"k must be in 1..{reachable}, the number of classes held")
         if not 1 <= experts <= self.n_experts:
             raise ValueError(f"experts must be in 1..{self.n_experts}")

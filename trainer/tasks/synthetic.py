@@ -38,6 +38,7 @@ PRESETS = Path(__file__).parent
 ABLATIONS = {
     "lasso": {"lambda_lasso": 0.0},
     "expert-lasso": {"lambda_expert": 0.0},
+    "both-lassos": {"lambda_lasso": 0.0, "lambda_expert": 0.0},
     "balance": {"lambda_load": 0.0},
 }
 
