@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from service.bundle import Bundle
 from service.errors import EmptyBatch, ExpertsOutOfRange, KOutOfRange, NotFinite, WrongWidth
 
+Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]  # classes and log-probabilities
+
 NO_CLASS = -1
 SMALLEST_GATE = np.finfo(np.float32).tiny
 
@@ -46,6 +48,7 @@ class Engine:
         self.hidden_size = manifest.hidden_size
         self.n_experts = manifest.n_experts
         self.expert_sizes = tuple(manifest.expert_sizes)
+        self._smallest = min(self.expert_sizes)
         self.n_reachable = len(np.unique(bundle.classes))
         self._classes = [
             bundle.expert_classes(expert).astype(np.int64) for expert in range(self.n_experts)
@@ -82,7 +85,7 @@ class Engine:
         self.check(hidden, k, experts)
         hidden = np.ascontiguousarray(hidden, np.float32)
         # Deeper ranks are needed only if some expert could leave a row short of k classes.
-        ranks = experts if k <= min(self.expert_sizes) else self.n_experts
+        ranks = experts if k <= self._smallest else self.n_experts
         started = perf_counter()
         ranked, gates = self._gate.run(None, {"hidden": hidden, "g": np.array([ranks])})  # [B,g]
         gate_seconds = perf_counter() - started
@@ -92,19 +95,14 @@ class Engine:
             self._search(hidden, gates, ranked, rank, k, slice(None), runs)
             for rank in range(experts)
         ]
-        classes = np.concatenate([classes for classes, _ in found], axis=1)  # [B,C]
-        log_probs = np.concatenate([log_probs for _, log_probs in found], axis=1)  # [B,C]
-        classes, log_probs = _best(classes, log_probs, k)
+        classes, log_probs = _best(*_side_by_side(found), k)
         for rank in range(experts, ranks):
             short = np.flatnonzero(classes[:, -1] == NO_CLASS)
             if not len(short):
                 break
-            more_classes, more_log_probs = self._search(hidden, gates, ranked, rank, k, short, runs)
-            classes[short], log_probs[short] = _best(
-                np.concatenate([classes[short], more_classes], axis=1),
-                np.concatenate([log_probs[short], more_log_probs], axis=1),
-                k,
-            )
+            more = self._search(hidden, gates, ranked, rank, k, short, runs)
+            both = _side_by_side([(classes[short], log_probs[short]), more])
+            classes[short], log_probs[short] = _best(*both, k)
         return TopK(classes, log_probs, ranked[:, 0], gates[:, 0], gate_seconds, tuple(runs))
 
     def _search(
@@ -116,7 +114,7 @@ class Engine:
         k: int,
         rows: NDArray[np.int64] | slice,
         runs: list[ExpertRun],
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ) -> Candidates:
         """Candidates of each row's expert at `rank`: classes and log-probabilities, [rows,k].
 
         The best gate value is the row's inverse temperature in whichever expert is searched, and
@@ -143,11 +141,24 @@ class Engine:
         return classes, log_probs
 
 
-def _best(
-    classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _side_by_side(found: list[Candidates]) -> Candidates:
+    """[B,k] candidates of several experts as one [B,C]."""
+    if len(found) == 1:
+        return found[0]
+    return (
+        np.concatenate([classes for classes, _ in found], axis=1),
+        np.concatenate([log_probs for _, log_probs in found], axis=1),
+    )
+
+
+def _best(classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int) -> Candidates:
     """Of [B,C] candidates the k best, each class once with its best score; NO_CLASS where short."""
-    if classes.shape[1] > k:
+    if classes.shape[1] == k:
+        # One expert's answer is in order already, but for ties that rounding has made.
+        tied = log_probs[:, 1:] == log_probs[:, :-1]
+        if not (tied & (classes[:, 1:] < classes[:, :-1])).any():
+            return classes, log_probs
+    else:
         by_class = np.lexsort((-log_probs, classes), axis=1)
         classes = np.take_along_axis(classes, by_class, axis=1)
         log_probs = np.take_along_axis(log_probs, by_class, axis=1)
@@ -161,9 +172,12 @@ def _best(
 def _groups(chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each expert that occurs, with the positions of its rows."""
     order = np.argsort(chosen, kind="stable")
-    experts, starts = np.unique(chosen[order], return_index=True)
-    for expert, group in zip(experts, np.split(order, starts[1:]), strict=True):
-        yield int(expert), group
+    in_order = chosen[order]
+    ends = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
+    first = 0
+    for end in [*ends.tolist(), len(order)]:
+        yield int(in_order[first]), order[first:end]
+        first = end
 
 
 def _session_options(threads: int) -> onnxruntime.SessionOptions:
