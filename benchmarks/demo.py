@@ -26,7 +26,7 @@ DEMO = Path("models/demo/1")
 RESULTS = Path("benchmarks/results/demo.json")
 BATCHES = (1, 8, 32, 256)
 K = 10
-REPEATS = 300
+TURNS, WARM_UP, CALLS = 10, 5, 30
 
 
 def main() -> None:
@@ -87,14 +87,19 @@ def full_scan(demo: bundle.Bundle) -> Callable[[NDArray[np.float32]], object]:
 
 
 def timed(*calls: Callable[[], object]) -> list[float]:
-    """Median microseconds of each call, taken in turns so that a noisy moment hits all."""
+    """Median microseconds of each call.
+
+    In turns of a few dozen calls: a noisy moment hits all sides, and each has its own data in the
+    caches, as a server that does nothing else would.
+    """
     times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(REPEATS + 20):
+    for _ in range(TURNS):
         for call, seen in zip(calls, times, strict=True):
-            started = perf_counter()
-            call()
-            if repeat >= 20:
-                seen.append((perf_counter() - started) * 1e6)
+            for repeat in range(WARM_UP + CALLS):
+                started = perf_counter()
+                call()
+                if repeat >= WARM_UP:
+                    seen.append((perf_counter() - started) * 1e6)
     return [statistics.median(seen) for seen in times]
 
 

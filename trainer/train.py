@@ -95,18 +95,19 @@ def train(
         saved = time.monotonic()
 
     n_batches = math.ceil(len(data.labels) / config.batch_size)
-    with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log:
+    bar = tqdm(
+        total=config.epochs * n_batches,
+        initial=progress.epoch * n_batches + progress.step,
+        unit="step",
+        dynamic_ncols=True,
+        disable=None,
+    )
+    with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log, bar:
         while progress.epoch < config.epochs:
             batches = epoch_batches(
                 len(data.labels), config.batch_size, config.seed, progress.epoch
             )
-            bar = tqdm(
-                total=n_batches,
-                initial=progress.step,
-                desc=f"epoch {progress.epoch + 1}/{config.epochs}",
-                disable=None,
-                leave=progress.epoch + 1 == config.epochs,
-            )
+            bar.set_description(f"epoch {progress.epoch + 1}/{config.epochs}")
             for rows in batches[progress.step :]:
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
                 progress.terms, hidden, expert = training_step(
@@ -122,16 +123,14 @@ def train(
                 progress.sparsifying |= may_sparsify(config, progress)
                 if progress.sparsifying and due(progress.step, config.prune_every):
                     prune_small_rows(config, layer, optimizer, tallies)
+                shown = live_figures(layer, tallies.epoch_load, progress.terms)
+                bar.set_postfix(shown, refresh=False)
                 bar.update()
-                bar.set_postfix(
-                    live_figures(layer, tallies.epoch_load, progress.terms), refresh=False
-                )
                 if stopped():
                     save()
                     raise Interrupted(f"Stopped; everything so far is in {folder}: resume it.")
                 if time.monotonic() - saved > config.checkpoint_seconds:
                     save()
-            bar.close()
             progress.epoch, progress.step = progress.epoch + 1, 0
             now = figures(layer, tallies.epoch_load)
             log.write({"epoch": progress.epoch, **progress.terms, **now})
