@@ -7,10 +7,8 @@ the same graph. Writes benchmarks/results/demo.json.
 """
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import onnx
@@ -18,15 +16,15 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from benchmarks.machine import machine
 from service import bundle, graphs
 from service.engine import Engine
+from trainer.machine import machine
+from trainer.timing import timed
 
 DEMO = Path("models/demo/1")
 RESULTS = Path("benchmarks/results/demo.json")
 BATCHES = (1, 8, 32, 256)
 K = 10
-TURNS, WARM_UP, CALLS = 10, 5, 30
 
 
 def main() -> None:
@@ -84,23 +82,6 @@ def full_scan(demo: bundle.Bundle) -> Callable[[NDArray[np.float32]], object]:
         return session.run(None, {"hidden": hidden, "gate": ones, "k": k})
 
     return run
-
-
-def timed(*calls: Callable[[], object]) -> list[float]:
-    """Median microseconds of each call.
-
-    In turns of a few dozen calls: a noisy moment hits all sides, and each has its own data in the
-    caches, as a server that does nothing else would.
-    """
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(TURNS):
-        for call, seen in zip(calls, times, strict=True):
-            for repeat in range(WARM_UP + CALLS):
-                started = perf_counter()
-                call()
-                if repeat >= WARM_UP:
-                    seen.append((perf_counter() - started) * 1e6)
-    return [statistics.median(seen) for seen in times]
 
 
 if __name__ == "__main__":

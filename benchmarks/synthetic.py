@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.machine import machine
+from trainer.machine import machine
 
 RUNS = Path("runs")
 RESULTS = Path("benchmarks/results/synthetic.json")

@@ -137,6 +137,20 @@ def test_searching_more_experts_never_lowers_a_score() -> None:
         assert (more >= fewer - 1e-6).all()
 
 
+@given(masks)
+@settings(max_examples=30, deadline=None)
+def test_soft_cross_entropy_is_that_of_the_log_probabilities(case: tuple[int, float]) -> None:
+    seed, density = case
+    layer = random_layer(seed, density=density)
+    hidden = torch.randn(20, 6)
+    wanted = torch.softmax(torch.randn(20, 9), dim=1)
+    expected = -(wanted * layer.log_prob(hidden)).sum(dim=1)
+    torch.testing.assert_close(layer.soft_cross_entropy(hidden, wanted), expected)
+    certain = torch.nn.functional.one_hot(torch.arange(20) % 9, 9).float()
+    labels = layer(hidden, torch.arange(20) % 9).output
+    torch.testing.assert_close(layer.soft_cross_entropy(hidden, certain), -labels)
+
+
 def test_a_given_routing_is_used() -> None:
     layer = random_layer(8, density=1.0)
     hidden, target = torch.randn(5, 6), torch.randint(9, (5,))

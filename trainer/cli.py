@@ -1,18 +1,29 @@
-"""`dss train` and `dss export`. PyTorch is imported when a command runs, not for `--help`."""
+"""The trainer's commands. PyTorch is imported when one that needs it runs, not for `--help`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 INTERRUPTED = 130
 
 
+NPY = click.Path(path_type=Path)
+
+
 @click.command()
-@click.option("--task", type=click.Choice(["synthetic"]), required=True, help="What to learn.")
+@click.option("--task", type=click.Choice(["synthetic"]), help="One of the paper's experiments.")
 @click.option("--size", default="10x10", show_default=True, help="Super-clusters x sub-clusters.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Run folder.  [default: runs/TASK-SIZE-SEED]"
-)
+@click.option("--hidden", type=NPY, help="Vectors of your own: .npy [rows, width], fp32 or fp16.")
+@click.option("--labels", type=NPY, help="Their classes: .npy [rows].")
+@click.option("--head", type=NPY, help="The trained output layer: .npy [classes, width].")
+@click.option("--valid-hidden", type=NPY, help="Vectors to report accuracy on.")
+@click.option("--valid-labels", type=NPY, help="Their classes.")
+@click.option("--experts", type=int, help="How many experts.  [default: 64]")
+@click.option("--speedup", type=float, help="Budget: how many times fewer FLOPs.")
+@click.option("--rows", type=float, help="Budget: classes scored per answer, on average.")
+@click.option("--keep-one/--no-keep-one", default=None, help="A copy of every class?")
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [default: in runs/]")
 @click.option("--seed", type=int, help="Of data, initial weights and batches.")
 @click.option(
     "--config",
@@ -28,42 +39,108 @@ INTERRUPTED = 130
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @click.option("--baseline/--no-baseline", default=True, help="Also train a full softmax.")
 def train(
-    task: str,
-    size: str,
-    out: Path | None,
-    seed: int | None,
+    task: str | None,
+    hidden: Path | None,
     config: Path | None,
     settings: tuple[str, ...],
-    ablate: str | None,
-    resume: bool,
-    baseline: bool,
+    seed: int | None,
+    experts: int | None,
+    keep_one: bool | None,
+    **options: Any,
 ) -> None:
-    """Train a doubly sparse layer and write a run folder: layer, picture and summary.json."""
-    from trainer.config import make_config, parse_setting, read_toml
-    from trainer.tasks import synthetic
+    """Train a doubly sparse layer and write a run folder.
+
+    Either on one of the paper's experiments (--task) or on vectors of your own (--hidden, --labels,
+    --head).
+    """
+    if (task is None) == (hidden is None):
+        raise click.UsageError("Give either --task or --hidden.")
+    from trainer.config import parse_setting, read_toml
     from trainer.train import Interrupted
 
-    parsed = synthetic.parse_size(size)
-    chosen = make_config(
-        synthetic.SyntheticConfig,
-        synthetic.preset(parsed),
+    flags = {"seed": seed, "n_experts": experts, "keep_one": keep_one}
+    differences = [
         read_toml(config) if config else {},
-        synthetic.ABLATIONS[ablate] if ablate else {},
         *(parse_setting(text) for text in settings),
-        {} if seed is None else {"seed": seed},
-    )
-    name = f"{task}-{size}-{chosen.seed}" + (f"-no-{ablate}" if ablate else "")
-    folder = out or Path("runs") / name
+        {name: value for name, value in flags.items() if value is not None},
+    ]
     try:
-        summary = synthetic.run(parsed, chosen, folder, resume=resume, baseline=baseline)
+        if hidden is None:
+            _train_synthetic(differences, **options)
+        else:
+            _train_vectors(differences, hidden, **options)
     except Interrupted as interruption:
         click.echo(str(interruption), err=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _train_synthetic(
+    differences: list[dict[str, Any]],
+    *,
+    size: str,
+    ablate: str | None,
+    out: Path | None,
+    resume: bool,
+    baseline: bool,
+    **_: object,
+) -> None:
+    from trainer.config import make_config
+    from trainer.tasks import synthetic
+
+    parsed = synthetic.parse_size(size)
+    ablation = synthetic.ABLATIONS[ablate] if ablate else {}
+    chosen = make_config(
+        synthetic.SyntheticConfig, synthetic.preset(parsed), ablation, *differences
+    )
+    name = f"synthetic-{size}-{chosen.seed}" + (f"-no-{ablate}" if ablate else "")
+    folder = out or Path("runs") / name
+    summary = synthetic.run(parsed, chosen, folder, resume=resume, baseline=baseline)
+    _say(folder, summary, f"purity {summary['purity']:.4f}")
+
+
+def _train_vectors(
+    differences: list[dict[str, Any]],
+    hidden: Path,
+    *,
+    labels: Path | None,
+    head: Path | None,
+    valid_hidden: Path | None,
+    valid_labels: Path | None,
+    speedup: float | None,
+    rows: float | None,
+    out: Path | None,
+    resume: bool,
+    **_: object,
+) -> None:
+    from trainer.config import make_config
+    from trainer.tasks import vectors as own
+    from trainer.vectors import open_head, open_vectors
+
+    if labels is None or head is None:
+        raise click.UsageError("--hidden needs --labels and --head.")
+    if (valid_hidden is None) != (valid_labels is None):
+        raise click.UsageError("--valid-hidden and --valid-labels go together.")
+    chosen = make_config(own.VectorsConfig, *differences, {"speedup": speedup, "rows": rows})
+    opened = open_head(head)
+    n_classes, hidden_size = opened.weight.shape
+    training = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
+    valid = None
+    if valid_hidden is not None and valid_labels is not None:
+        valid = open_vectors(
+            valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
+        )
+    files = {"hidden": str(hidden), "labels": str(labels), "head": str(head)}
+    folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
+    summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
+    _say(folder, summary, f"{summary['mean_rows']:.1f} classes per answer")
+
+
+def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
     full = summary["full_accuracy"]
     click.echo(
         f"{folder}: accuracy {summary['accuracy']:.4f}"
         + (f" (full softmax {full:.4f})" if full is not None else "")
-        + f", purity {summary['purity']:.4f}, copies {summary['mean_copies']:.3f},"
+        + f", {more}, copies {summary['mean_copies']:.3f},"
         f" FLOPs speedup {summary['flops_speedup']:.2f}x in {summary['seconds']:.0f} s"
     )
 
@@ -83,3 +160,44 @@ def export(run: Path, destination: Path, labels: Path | None) -> None:
         f"{destination}: {manifest.n_classes} classes in {manifest.n_experts} experts,"
         f" {size / 1e6:.1f} MB; the service's answers equal the layer's"
     )
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--hidden",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Hidden vectors, rows x d .npy.",
+)
+@click.option(
+    "--labels", type=click.Path(path_type=Path), required=True, help="Their classes, .npy."
+)
+@click.option(
+    "--head", type=click.Path(path_type=Path), help="A full softmax's weights, classes x d .npy."
+)
+@click.option("--bias", type=click.Path(path_type=Path), help="Its bias, .npy.")
+@click.option("--experts-searched", type=int, default=1, show_default=True, help="For each row.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
+def evaluate(
+    bundle: Path,
+    hidden: Path,
+    labels: Path,
+    head: Path | None,
+    bias: Path | None,
+    experts_searched: int,
+    output: Path | None,
+) -> None:
+    """Measure BUNDLE on your vectors: accuracy, precision, cost and latency. Needs no PyTorch."""
+    from trainer import measure
+
+    figures = measure.evaluate(
+        bundle,
+        hidden,
+        labels,
+        head=head,
+        bias=bias,
+        experts_searched=experts_searched,
+        output=output,
+    )
+    click.echo(measure.table(figures))

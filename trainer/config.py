@@ -31,6 +31,7 @@ class TrainConfig:
     epochs: int = Field(60, ge=1)
     batch_size: int = Field(500, ge=1)
     learning_rate: float = Field(0.003, gt=0)
+    learning_rate_end: float = Field(1.0, ge=0, le=1)  # share of it that is left at the end
     # Under 0.999 old task gradients are soon forgotten, and the lasso moves rows they left behind.
     beta2: float = Field(0.99, gt=0, lt=1)
 
@@ -38,6 +39,7 @@ class TrainConfig:
     lambda_lasso: float = Field(0.005, ge=0)
     lambda_expert: float = Field(0.005, ge=0)
     lambda_load: float = Field(10.0, ge=0)
+    distil: float = Field(0.0, ge=0, le=1)  # weight of the full softmax's answers beside labels
     expert_lasso: Literal["coded", "printed"] = "coded"
 
     # idle experts become clones of overloaded ones before sparsity begins; 0: never

@@ -175,6 +175,21 @@ class DSSoftmax(nn.Module):
         output = torch.cat(outputs)[torch.argsort(torch.cat(order))]  # [B]
         return Output(output, -output.mean())
 
+    def soft_cross_entropy(
+        self, hidden: Tensor, probabilities: Tensor, routing: Routing | None = None
+    ) -> Tensor:
+        """Cross-entropy [B] against a distribution over all classes [B,N], such as a teacher's."""
+        expert, gate = routing if routing is not None else self.route(hidden)
+        classes = self.class_of_row.split(self.expert_sizes)
+        order, losses_of_rows = [], []
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            # Absent classes have score 0: they count in the normaliser and nowhere else.
+            wanted = probabilities[rows[:, None], classes[number]]  # [b,V]
+            mass = probabilities[rows].sum(dim=1)
+            losses_of_rows.append(mass * logsumexp - (wanted * scores).sum(dim=1))
+            order.append(rows)
+        return torch.cat(losses_of_rows)[torch.argsort(torch.cat(order))]
+
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all N classes under each row's expert: [B,N]."""
         expert, gate = self.route(hidden)

@@ -39,12 +39,18 @@ class RunDiffers(DSSError):
 
 def open_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
     """Make a run folder, or check that an existing one may be gone on with."""
+    check_run(folder, settings, resume=resume)
+    if not resume:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CONFIG, settings)
+
+
+def check_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Refuse a folder that may not be written to; writes nothing."""
     config = folder / CONFIG
     if not resume:
         if config.exists():
             raise RunExists(f"{folder} holds a run already; resume it or choose another folder.")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(config, settings)
     elif not config.exists():
         raise RunMissing(f"{folder} holds no run to resume.")
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import losses, runs
 from trainer.config import TrainConfig
-from trainer.layer import DSSoftmax
+from trainer.layer import DSSoftmax, Routing
 from trainer.prune import keep_one_copy, prune, rows_above, shrink
 from trainer.rescue import rescue
 
@@ -32,10 +32,17 @@ class Interrupted(DSSError):
     """The user stopped the run; its checkpoint is complete."""
 
 
+class Rows(Protocol):
+    """A tensor, or something on disk that gives rows as one."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Data:
-    inputs: Tensor  # [M, ...]
+    inputs: Rows  # [M, ...]
     labels: Tensor  # [M]
+    head: Tensor | None = None  # [N,D] of the full softmax to learn from
 
 
 @dataclass
@@ -109,6 +116,7 @@ def train(
             )
             bar.set_description(f"epoch {progress.epoch + 1}/{config.epochs}")
             for rows in batches[progress.step :]:
+                set_learning_rate(config, optimizer, progress.epoch + progress.step / n_batches)
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
                 progress.terms, hidden, expert = training_step(
                     config, encoder, layer, optimizer, data, rows, progress.sparsifying
@@ -156,9 +164,8 @@ def training_step(
     """
     hidden = encoder(data.inputs[rows])  # [B,D]
     routing = layer.route(hidden)
-    log_prob, _ = layer(hidden, data.labels[rows], routing)
     terms = {
-        "task": losses.task(log_prob),
+        "task": task_loss(config, layer, data, rows, hidden, routing),
         "load": losses.load_balance(routing.gate, routing.expert, layer.n_experts),
     }
     objective = terms["task"] + config.lambda_load * terms["load"]
@@ -175,6 +182,31 @@ def training_step(
     if sparsifying and config.proximal:
         shrink(layer, config.learning_rate * config.lambda_lasso)
     return {name: term.item() for name, term in terms.items()}, hidden.detach(), routing.expert
+
+
+def task_loss(
+    config: TrainConfig,
+    layer: DSSoftmax,
+    data: Data,
+    rows: Tensor,
+    hidden: Tensor,
+    routing: Routing,
+) -> Tensor:
+    """L_task against the labels, mixed with the full softmax's answers if there is one."""
+    labels = data.labels[rows]  # [B]
+    if data.head is None or not config.distil:
+        return losses.task(layer(hidden, labels, routing).output)
+    with torch.no_grad():
+        wanted = config.distil * torch.softmax(hidden @ data.head.T, dim=1)  # [B,N]
+        wanted[torch.arange(len(labels)), labels] += 1 - config.distil
+    return layer.soft_cross_entropy(hidden, wanted, routing).mean()
+
+
+def set_learning_rate(config: TrainConfig, optimizer: torch.optim.Optimizer, epoch: float) -> None:
+    """From the learning rate linearly down to its `learning_rate_end` share."""
+    done = epoch / config.epochs
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * (1 - done * (1 - config.learning_rate_end))
 
 
 def make_optimizer(config: TrainConfig, *modules: nn.Module) -> torch.optim.Optimizer:

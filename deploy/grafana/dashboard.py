@@ -68,7 +68,7 @@ def panel(
     custom: Json | None = None,
     defaults: Json | None = None,
     table: bool = False,
-    **rest: Any,  # noqa: ANN401
+    **rest: Any,
 ) -> Json:
     """`queries` maps a series' name, or the label it is named by, to PromQL."""
     targets = [
@@ -99,7 +99,7 @@ def panel(
     }
 
 
-def stat(title: str, text: str, query: str, unit: str, **defaults: Any) -> Json:  # noqa: ANN401
+def stat(title: str, text: str, query: str, unit: str, **defaults: Any) -> Json:
     options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area"}
     return panel(
         "stat",

@@ -5,18 +5,26 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+CPU_INFO = Path("/proc/cpuinfo")
+
 
 def machine(*packages: str) -> dict[str, object]:
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": _cores(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
     }
 
 
 def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _cores() -> int | None:
+    """Those this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

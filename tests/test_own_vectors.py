@@ -1,0 +1,158 @@
+"""`dss train --hidden`: from somebody's arrays to a bundle that answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from service.engine import Engine
+from trainer import runs
+from trainer.config import make_config
+from trainer.export import export
+from trainer.tasks import vectors as own
+from trainer.tasks.vectors import MappedRows, VectorsConfig, mean_rows_allowed
+from trainer.vectors import open_head, open_vectors
+
+DSS = [sys.executable, "-m", "service.cli"]
+N, D, CLUSTERS = 60, 12, 6
+SETTINGS = ["--experts", "6", "--set", "batch_size=100", "--set", "threads=1"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six directions with ten classes around each; the head is the true one."""
+    folder = tmp_path_factory.mktemp("vectors")
+    rng = np.random.default_rng(0)
+    centres = 4 * np.eye(CLUSTERS, D)
+    head = (np.repeat(centres, N // CLUSTERS, axis=0) + rng.normal(size=(N, D))).astype(np.float32)
+    for name, rows in (("train", 3000), ("valid", 500)):
+        labels = rng.integers(N, size=rows)
+        hidden = head[labels] + 0.3 * rng.normal(size=(rows, D))
+        np.save(
+            folder / f"{name}.npy", hidden.astype(np.float16 if name == "train" else np.float32)
+        )
+        np.save(folder / f"{name}.labels.npy", labels.astype(np.int32))
+    np.save(folder / "head.npy", head)
+    return folder
+
+
+def arguments(files: Path) -> list[str]:
+    return [
+        "train",
+        *("--hidden", str(files / "train.npy"), "--labels", str(files / "train.labels.npy")),
+        *("--head", str(files / "head.npy")),
+        *("--valid-hidden", str(files / "valid.npy")),
+        *("--valid-labels", str(files / "valid.labels.npy")),
+        *SETTINGS,
+    ]
+
+
+def dss(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DSS, *map(str, command)], capture_output=True, text=True)
+
+
+def test_from_arrays_to_a_served_layer(files: Path, tmp_path: Path) -> None:
+    done = dss(*arguments(files), "--rows", 18, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "classes per answer" in done.stdout
+    summary = json.loads((tmp_path / "run" / runs.SUMMARY).read_text())
+    assert summary["mean_rows"] <= 18.5
+    assert summary["mean_copies"] >= 1
+    assert summary["accuracy"] >= summary["full_accuracy"] - 0.01
+    written = export(tmp_path / "run", tmp_path / "models" / "own" / "1")
+    hidden = np.load(files / "valid.npy")
+    labels = np.load(files / "valid.labels.npy")
+    answer = Engine(written).topk(hidden, 1)
+    assert (answer.classes[:, 0] == labels).mean() == pytest.approx(summary["accuracy"], abs=1e-9)
+    report = tmp_path / "report.json"
+    evaluated = dss(
+        *("evaluate", tmp_path / "models" / "own" / "1", "--json", report),
+        *("--hidden", files / "valid.npy", "--labels", files / "valid.labels.npy"),
+        *("--head", files / "head.npy"),
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(report.read_text())["accuracy"]["1"] == pytest.approx(summary["accuracy"])
+
+
+def test_learning_beats_the_start_it_comes_from(files: Path, tmp_path: Path) -> None:
+    """At a budget too tight for all answers, trained rows and gate do better than frozen ones."""
+    head = open_head(files / "head.npy")
+    training, valid = (
+        open_vectors(files / f"{n}.npy", files / f"{n}.labels.npy", n_classes=N, hidden_size=D)
+        for n in ("train", "valid")
+    )
+
+    def accuracy(name: str, learning_rate: float) -> float:
+        changes = {"n_experts": 6, "batch_size": 100, "rows": 8.0, "keep_one": False, "epochs": 3}
+        config = make_config(VectorsConfig, changes, {"learning_rate": learning_rate})
+        summary = own.run(config, {}, training, valid, head, tmp_path / name)
+        assert summary["mean_rows"] <= 8.5
+        return float(summary["accuracy"])
+
+    assert accuracy("learned", 0.01) > accuracy("frozen", 1e-12)
+
+
+def test_an_interrupted_run_goes_on(files: Path, tmp_path: Path) -> None:
+    """Both rounds are resumed: the same layer as without the break."""
+    out = [*arguments(files), "--speedup", "2.5", "--set", "checkpoint_seconds=0"]
+    assert dss(*out, "--out", tmp_path / "whole").returncode == 0
+    process = subprocess.Popen([*DSS, *out, "--out", str(tmp_path / "broken")])
+    while not (tmp_path / "broken" / "round-2" / runs.CHECKPOINT).exists():
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    done = dss(*out, "--out", tmp_path / "broken", "--resume")
+    assert done.returncode == 0, done.stderr
+    whole, broken = (runs.load_layer(tmp_path / name) for name in ("whole", "broken"))
+    assert torch.equal(whole.keys, broken.keys)
+    assert torch.equal(whole.weight, broken.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (["--rows", "0.5"], "the least is"),
+        (["--speedup", "1000"], "the least is"),
+        (["--rows", "9", "--speedup", "2"], "not both"),
+        (["--labels", "nowhere.npy"], "nowhere.npy"),
+        (["--set", "rowz=3"], "rowz"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_writes_nothing(
+    files: Path, tmp_path: Path, change: list[str], sentence: str
+) -> None:
+    done = dss(*arguments(files), "--out", tmp_path / "run", *change)
+    assert done.returncode == 1
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train"],
+        ["train", "--task", "synthetic", "--hidden", "a.npy"],
+        ["train", "--hidden", "a.npy"],
+        ["train", "--hidden", "a", "--labels", "b", "--head", "c", "--valid-hidden", "d"],
+    ],
+)
+def test_wrong_usage(command: list[str]) -> None:
+    assert dss(*command).returncode == 2
+
+
+def test_rows_come_from_disk_as_float32(files: Path) -> None:
+    array = np.load(files / "train.npy", mmap_mode="r")
+    rows = MappedRows(array)[torch.tensor([5, 0, 5])]
+    assert rows.dtype == torch.float32
+    assert np.array_equal(rows.numpy(), array[[5, 0, 5]].astype(np.float32))
+
+
+def test_budgets() -> None:
+    assert mean_rows_allowed(make_config(VectorsConfig, {"rows": 9.0}), 100) == 9.0
+    budget = make_config(VectorsConfig, {"speedup": 20.0, "n_experts": 2})
+    assert mean_rows_allowed(budget, 100) == 3.0
+    assert mean_rows_allowed(make_config(VectorsConfig), 100) == 100.0

@@ -1,0 +1,96 @@
+"""The warm start: clusters, what they ask for, and the choice under a budget."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer import warm
+from trainer.warm import BudgetImpossible, Demand
+
+# Two experts of 30 and 10 rows (u = 3/4, 1/4), four classes.
+DEMAND = Demand(
+    top=torch.tensor([[30.0, 15.0, 3.0, 0.0], [10.0, 0.0, 9.0, 0.0]]),
+    labels=torch.tensor([[20.0, 9.0, 1.0, 0.0], [4.0, 0.0, 6.0, 0.0]]),
+    rows=torch.tensor([30.0, 10.0]),
+)
+
+
+def pairs(held: Tensor) -> set[tuple[int, int]]:
+    return {(int(e), int(c)) for e, c in held.nonzero()}
+
+
+def test_without_a_tight_budget_everything_wanted_is_held() -> None:
+    held = warm.select(DEMAND, 100, keep_one=False)
+    assert pairs(held) == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)}
+    assert warm.mean_cost(held, DEMAND) == pytest.approx(3 * 0.75 + 2 * 0.25)
+
+
+def test_the_most_wanted_pairs_are_kept_within_the_budget() -> None:
+    """Shares: (0,0) 1, (1,0) 1, (1,2) 0.9, (0,1) 0.5, (0,2) 0.1."""
+    held = warm.select(DEMAND, 2.0, keep_one=False)
+    assert pairs(held) == {(0, 0), (1, 0), (1, 2), (0, 1)}
+    assert warm.mean_cost(held, DEMAND) == 2.0
+    held = warm.select(DEMAND, 1.99, keep_one=False)
+    assert pairs(held) == {(0, 0), (1, 0), (1, 2)}
+
+
+def test_keep_one_gives_the_others_a_place_where_it_pays() -> None:
+    held = warm.select(DEMAND, 100, keep_one=True)
+    # Class 3 is never wanted and goes to the expert whose rows are fewest: it costs least there.
+    assert (1, 3) in pairs(held)
+    assert held.any(dim=0).all()
+    tight = warm.select(DEMAND, 2.25, keep_one=True)
+    assert tight.any(dim=0).all() and warm.mean_cost(tight, DEMAND) <= 2.25
+
+
+@pytest.mark.parametrize(("budget", "keep_one"), [(0.5, True), (-3.0, True), (0.1, False)])
+def test_an_impossible_budget_is_named(budget: float, keep_one: bool) -> None:
+    with pytest.raises(BudgetImpossible, match="the least is"):
+        warm.select(DEMAND, budget, keep_one=keep_one)
+
+
+def clustered(n_rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Four directions; rows near them, and which."""
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.randint(4, (n_rows,), generator=generator)
+    rows = 3 * torch.eye(4, 8)[which] + 0.2 * torch.randn(n_rows, 8, generator=generator)
+    return rows, which
+
+
+def test_the_gate_finds_clusters_and_is_sure_but_not_hard() -> None:
+    hidden, which = clustered(800)
+    gate = warm.cluster_gate(hidden, 4, seed=0)
+    expert = (hidden @ gate.T).argmax(dim=1)
+    assert len({(int(a), int(b)) for a, b in zip(which, expert, strict=True)}) == 4
+    values = torch.softmax(hidden @ gate.T, dim=1).max(dim=1).values
+    assert values.mean().item() == pytest.approx(warm.GATE_VALUE, abs=0.01)
+
+
+def test_demand_counts_the_full_softmaxs_answers() -> None:
+    hidden, which = clustered(100)
+    head = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(100) % 30
+    gate = torch.eye(4, 8)
+    found = warm.demand(gate, hidden, labels, head)
+    assert found.rows.tolist() == torch.bincount(which, minlength=4).tolist()
+    top = (hidden @ head.T).topk(10).indices
+    for expert in range(4):
+        mine = which == expert
+        assert torch.equal(
+            found.top[expert].long(), torch.bincount(top[mine].flatten(), minlength=30)
+        )
+        assert torch.equal(found.labels[expert].long(), torch.bincount(labels[mine], minlength=30))
+
+
+def test_a_layer_takes_known_rows_over_and_new_ones_from_the_head() -> None:
+    head = torch.randn(5, 3)
+    gate = torch.randn(2, 3)
+    first = warm.make_layer(gate, torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0]]) > 0, head, None)
+    torch.testing.assert_close(first.experts[1][0], head[2] / warm.GATE_VALUE)
+    first.experts[1].data[0] = 7.0
+    second = warm.make_layer(
+        gate, torch.tensor([[0, 1, 1, 0, 0], [0, 0, 1, 0, 1]]) > 0, head, first
+    )
+    assert second.class_of_row.tolist() == [1, 2, 2, 4]
+    assert torch.equal(second.experts[1][0], torch.full((3,), 7.0))
+    torch.testing.assert_close(second.experts[0][1], head[2] / warm.GATE_VALUE)

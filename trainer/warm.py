@@ -1,0 +1,134 @@
+"""The warm start: experts from clusters of hidden vectors and the full softmax's own answers.
+
+Vectors are clustered by direction; a cluster's centre becomes a row of the gate, and the classes
+that the full softmax puts among its first for the cluster's vectors become the expert.
+
+M sampled rows, D hidden, K experts, N classes, R kept rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from service.errors import DSSError
+from trainer.evaluate import chunks
+from trainer.layer import DSSoftmax
+
+TEACHER_TOP = 10
+GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
+CLUSTER_ROWS = 100_000
+SEARCH_STEPS = 50
+
+
+class BudgetImpossible(DSSError):
+    pass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What each expert would be asked for."""
+
+    top: Tensor  # [K,N] how often the full softmax has a class among its first, by expert
+    labels: Tensor  # [K,N] how often it is the label
+    rows: Tensor  # [K] how many rows each expert receives
+
+    @property
+    def utilization(self) -> Tensor:
+        return self.rows / self.rows.sum()
+
+
+def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
+    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [M,D]."""
+    directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
+    means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
+    centres = normalize(torch.from_numpy(means.cluster_centers_.astype(np.float32)))
+    return centres * _sharpness(hidden[:CLUSTER_ROWS] @ centres.T)
+
+
+def _sharpness(logits: Tensor) -> float:
+    """The factor on logits [M,K] at which the largest softmax value is GATE_VALUE on average."""
+    low, high = 1e-3, 1e3
+    for _ in range(SEARCH_STEPS):
+        middle = (low * high) ** 0.5
+        value = torch.softmax(middle * logits, dim=1).max(dim=1).values.mean()
+        low, high = (middle, high) if value < GATE_VALUE else (low, middle)
+    return low
+
+
+@torch.no_grad()
+def demand(gate: Tensor, hidden: Tensor, labels: Tensor, head: Tensor) -> Demand:
+    """Count, over sampled rows, what the full softmax would answer in each expert."""
+    n_experts, n_classes = len(gate), len(head)
+    top = torch.zeros(n_experts * n_classes)
+    right = torch.zeros(n_experts * n_classes)
+    received = torch.zeros(n_experts)
+    for part in chunks(len(hidden)):
+        expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
+        best = (hidden[part] @ head.T).topk(min(TEACHER_TOP, n_classes), dim=1).indices
+        top += torch.bincount((expert[:, None] * n_classes + best).flatten(), minlength=len(top))
+        right += torch.bincount(expert * n_classes + labels[part], minlength=len(right))
+        received += torch.bincount(expert, minlength=n_experts)
+    return Demand(top.view(n_experts, -1), right.view(n_experts, -1), received)
+
+
+def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
+    """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
+
+    A class in expert k costs u_k rows of the mean and helps the rows that want it there, so the
+    pairs are taken by the share of an expert's rows that want the class.
+    """
+    share = wanted.top / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+
+    def held_above(threshold: float) -> Tensor:
+        held = share > threshold
+        return with_one_copy(held, wanted) if keep_one else held
+
+    low, high = 0.0, 1.0
+    if mean_cost(held_above(low), wanted) <= mean_rows:
+        return held_above(low)
+    for _ in range(SEARCH_STEPS):
+        middle = (low + high) / 2
+        fits = mean_cost(held_above(middle), wanted) <= mean_rows
+        low, high = (low, middle) if fits else (middle, high)
+    chosen = held_above(high)
+    least = mean_cost(chosen, wanted)
+    if least > mean_rows or not chosen.any():
+        raise BudgetImpossible(
+            f"No layer of {len(share)} experts has {mean_rows:.1f} classes per answer"
+            f" {'with a copy of every class' if keep_one else ''}; the least is {least:.1f}."
+        )
+    return chosen
+
+
+def mean_cost(held: Tensor, wanted: Demand) -> float:
+    """Classes scored per row: sum_k u_k |v_k|."""
+    return float(wanted.utilization @ held.sum(dim=1).float())
+
+
+def with_one_copy(held: Tensor, wanted: Demand) -> Tensor:
+    """Give each class that is nowhere a copy where it is the label most often for what it costs."""
+    homeless = ~held.any(dim=0)
+    # A class that is never a label goes where a row costs least.
+    worth = (wanted.labels + 1e-3) / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    held = held.clone()
+    held[worth.argmax(dim=0)[homeless], homeless.nonzero()[:, 0]] = True
+    return held
+
+
+def make_layer(gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None) -> DSSoftmax:
+    """A layer with the given gate and classes; rows come from `before` or else from the head."""
+    n_classes, hidden_size = head.shape
+    keys = held.flatten().nonzero()[:, 0]
+    layer = DSSoftmax(hidden_size, n_classes, len(gate), keys=keys)
+    weight = head[layer.class_of_row] / GATE_VALUE  # [R,D]
+    if before is not None:
+        row, known = before.row_of(layer.expert_of_row, layer.class_of_row)
+        weight[known] = before.weight[row[known]]
+    layer.gate.data = gate.clone()
+    for expert, rows in zip(layer.experts, weight.split(layer.expert_sizes), strict=True):
+        expert.data = rows.clone()
+    return layer
