@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.layer import DSSoftmax, Routing
+from trainer.layer import DSSoftmax, Routing, Teacher
 
 
 def random_layer(
@@ -139,16 +139,20 @@ def test_searching_more_experts_never_lowers_a_score() -> None:
 
 @given(masks)
 @settings(max_examples=30, deadline=None)
-def test_soft_cross_entropy_is_that_of_the_log_probabilities(case: tuple[int, float]) -> None:
+def test_distillation_is_cross_entropy_against_the_mixed_distribution(
+    case: tuple[int, float],
+) -> None:
     seed, density = case
     layer = random_layer(seed, density=density)
-    hidden = torch.randn(20, 6)
-    wanted = torch.softmax(torch.randn(20, 9), dim=1)
-    expected = -(wanted * layer.log_prob(hidden)).sum(dim=1)
-    torch.testing.assert_close(layer.soft_cross_entropy(hidden, wanted), expected)
-    certain = torch.nn.functional.one_hot(torch.arange(20) % 9, 9).float()
-    labels = layer(hidden, torch.arange(20) % 9).output
-    torch.testing.assert_close(layer.soft_cross_entropy(hidden, certain), -labels)
+    hidden, target, head = torch.randn(20, 6), torch.arange(20) % 9, torch.randn(9, 6)
+    logits = hidden @ head.T
+    labels = torch.nn.functional.one_hot(target, 9)
+    for weight in (0.0, 0.3, 1.0):
+        wanted = weight * torch.softmax(logits, dim=1) + (1 - weight) * labels
+        expected = -(wanted * layer.log_prob(hidden)).sum(dim=1)
+        teacher = Teacher(head, logits.logsumexp(dim=1), weight)
+        found = layer.distillation_loss(hidden, target, teacher)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_given_routing_is_used() -> None:

@@ -25,6 +25,14 @@ class Routing(NamedTuple):
     gate: Tensor  # [B] softmax(U h) at that expert, not renormalised
 
 
+class Teacher(NamedTuple):
+    """A full softmax to learn from."""
+
+    head: Tensor  # [N,D]
+    logsumexp: Tensor  # [B] of its logits, for the rows at hand
+    weight: float  # of its distribution; the rest goes to the label
+
+
 class TopK(NamedTuple):
     classes: Tensor  # [B,k]
     log_probs: Tensor  # [B,k]
@@ -175,18 +183,27 @@ class DSSoftmax(nn.Module):
         output = torch.cat(outputs)[torch.argsort(torch.cat(order))]  # [B]
         return Output(output, -output.mean())
 
-    def soft_cross_entropy(
-        self, hidden: Tensor, probabilities: Tensor, routing: Routing | None = None
+    def distillation_loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        teacher: Teacher,
+        routing: Routing | None = None,
     ) -> Tensor:
-        """Cross-entropy [B] against a distribution over all classes [B,N], such as a teacher's."""
+        """Cross-entropy [B] against the labels, mixed with a full softmax's distribution.
+
+        Only the classes that a row's expert holds are scored by the teacher: absent ones have
+        score 0 here, so they count in our normaliser and nowhere else.
+        """
         expert, gate = routing if routing is not None else self.route(hidden)
         classes = self.class_of_row.split(self.expert_sizes)
         order, losses_of_rows = [], []
         for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
-            # Absent classes have score 0: they count in the normaliser and nowhere else.
-            wanted = probabilities[rows[:, None], classes[number]]  # [b,V]
-            mass = probabilities[rows].sum(dim=1)
-            losses_of_rows.append(mass * logsumexp - (wanted * scores).sum(dim=1))
+            with torch.no_grad():
+                logits = hidden[rows] @ teacher.head[classes[number]].T  # [b,V]
+                wanted = teacher.weight * (logits - teacher.logsumexp[rows, None]).exp()
+                wanted += (1 - teacher.weight) * (target[rows, None] == classes[number])
+            losses_of_rows.append(logsumexp - (wanted * scores).sum(dim=1))
             order.append(rows)
         return torch.cat(losses_of_rows)[torch.argsort(torch.cat(order))]
 

@@ -21,7 +21,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import losses, runs
 from trainer.config import TrainConfig
-from trainer.layer import DSSoftmax, Routing
+from trainer.layer import DSSoftmax, Routing, Teacher
 from trainer.prune import keep_one_copy, prune, rows_above, shrink
 from trainer.rescue import rescue
 
@@ -42,7 +42,8 @@ class Rows(Protocol):
 class Data:
     inputs: Rows  # [M, ...]
     labels: Tensor  # [M]
-    head: Tensor | None = None  # [N,D] of the full softmax to learn from
+    head: Tensor | None = None  # [N,D] a full softmax to learn from ...
+    logsumexp: Tensor | None = None  # [M] ... and its normaliser for every row
 
 
 @dataclass
@@ -194,12 +195,10 @@ def task_loss(
 ) -> Tensor:
     """L_task against the labels, mixed with the full softmax's answers if there is one."""
     labels = data.labels[rows]  # [B]
-    if data.head is None or not config.distil:
+    if data.head is None or data.logsumexp is None:
         return losses.task(layer(hidden, labels, routing).output)
-    with torch.no_grad():
-        wanted = config.distil * torch.softmax(hidden @ data.head.T, dim=1)  # [B,N]
-        wanted[torch.arange(len(labels)), labels] += 1 - config.distil
-    return layer.soft_cross_entropy(hidden, wanted, routing).mean()
+    teacher = Teacher(data.head, data.logsumexp[rows], config.distil)
+    return layer.distillation_loss(hidden, labels, teacher, routing).mean()
 
 
 def set_learning_rate(config: TrainConfig, optimizer: torch.optim.Optimizer, epoch: float) -> None:

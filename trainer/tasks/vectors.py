@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from service.bundle import flops_speedup
 from service.errors import DSSError
@@ -28,6 +29,7 @@ from trainer.vectors import Head, Vectors
 ROUNDS = 2
 EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
+NORMALISERS = "normalisers.npy"
 
 
 class HeadNeeded(DSSError):
@@ -42,7 +44,7 @@ class TwoBudgets(DSSError):
 class VectorsConfig(TrainConfig):
     n_experts: int = Field(64, ge=1)
     gate_noise: float = Field(0.0, ge=0)
-    epochs: int = Field(1, ge=1)  # of each of the two rounds
+    epochs: int = Field(3, ge=1)  # of each of the two rounds
     batch_size: int = Field(2000, ge=1)
     learning_rate: float = Field(0.001, gt=0)
     learning_rate_end: float = Field(0.02, ge=0, le=1)
@@ -85,9 +87,9 @@ def run(
         torch.set_num_threads(config.threads)
     weight = torch.from_numpy(head.weight)  # [N,D]
     labels = torch.from_numpy(training.labels.astype(np.int64))  # [M]
-    data = Data(MappedRows(training.hidden), labels, head=weight)
+    inputs = MappedRows(training.hidden)
     sampled = sample(len(labels), config.sample_rows, config.seed)
-    hidden = data.inputs[sampled]  # [S,D]
+    hidden = inputs[sampled]  # [S,D]
 
     gate, layer, seconds = warm.cluster_gate(hidden, config.n_experts, config.seed), None, 0.0
     for number in range(1, ROUNDS + 1):
@@ -97,6 +99,8 @@ def run(
         layer.gate.requires_grad_(number < ROUNDS)
         if number == 1:  # the budget is possible: only now is anything written
             runs.open_run(folder, settings, resume=resume)
+            normalisers = full_normalisers(inputs, len(labels), weight, folder / NORMALISERS)
+            data = Data(inputs, labels, head=weight, logsumexp=normalisers)
         subfolder = folder / f"round-{number}"
         subfolder.mkdir(exist_ok=True)
         torch.manual_seed(config.seed + number)
@@ -110,6 +114,24 @@ def run(
     runs.save_layer(folder, layer, MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy())
     runs.write_json(folder / runs.SUMMARY, summary)
     return summary
+
+
+@torch.no_grad()
+def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) -> Tensor:
+    """The full softmax's log-normaliser for every row, [M]; computed once and kept in the run.
+
+    With it a row's teacher is scored on the classes of one expert only, so epochs are cheap.
+    """
+    if not file.exists():
+        parts = tqdm(list(evaluate.chunks(n_rows)), desc="full softmax", disable=None)
+        found = [
+            (rows[torch.arange(part.start, min(part.stop, n_rows))] @ head.T).logsumexp(dim=1)
+            for part in parts
+        ]
+        temporary = file.with_name(f"partial-{file.name}")
+        np.save(temporary, torch.cat(found).numpy())
+        temporary.replace(file)
+    return torch.from_numpy(np.load(file, allow_pickle=False))
 
 
 def mean_rows_allowed(config: VectorsConfig, n_classes: int) -> float:
