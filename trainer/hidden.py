@@ -22,6 +22,7 @@ from tqdm import tqdm
 from trainer import runs
 from trainer.corpus import SPLITS, Corpus
 from trainer.encoder import Encoder
+from trainer.files import write_whole
 from trainer.train import Interrupted
 
 HEAD = "head.npy"
@@ -44,7 +45,7 @@ def dump(encoder: Encoder, corpus: Corpus, folder: Path, stopped: Callable[[], b
     """Write what is not there yet. A file under its own name is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     names = "".join(f"{word}\n" for word in corpus.vocabulary)
-    runs.write_whole(folder / runs.LABELS, names.encode())
+    write_whole(folder / runs.LABELS, names.encode())
     save_array(folder / HEAD, encoder.head.weight.detach().numpy())
     for split in SPLITS:
         save_array(labels_file(folder, split), corpus.splits[split])

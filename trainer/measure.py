@@ -5,7 +5,6 @@ Works without PyTorch: the answers are those of the engine that serves the bundl
 B rows, D hidden, K experts, N classes, k answers, g experts searched.
 """
 
-import json
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +18,7 @@ from service import bundle as bundles
 from service.bundle import Bundle
 from service.engine import Engine
 from service.errors import DSSError
+from trainer.files import write_json
 from trainer.fullscan import full_scan, full_topk, rows_at_once
 from trainer.machine import machine
 from trainer.timing import timed
@@ -214,13 +214,9 @@ def _latencies(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """All or nothing: a reader never sees a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        temporary.replace(path)
+        write_json(path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OutputImpossible(f"{path} cannot be written.") from error
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from service.errors import DSSError
+from trainer.files import write_json
 from trainer.layer import DSSoftmax
 
 CONFIG = "config.json"
@@ -58,17 +59,6 @@ def check_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
         changed = sorted(k for k in {*settings, *before} if settings.get(k) != before.get(k))
         if changed:
             raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: a reader never sees a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> None:

@@ -21,6 +21,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import losses, runs
 from trainer.config import TrainConfig
+from trainer.files import write_whole
 from trainer.layer import DSSoftmax, Routing, Teacher
 from trainer.prune import keep_one_copy, prune, rows_above, shrink
 from trainer.rescue import rescue
@@ -293,7 +294,7 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         kept = [line for line in lines if json.loads(line)["epoch"] <= self._epochs_done]
-        runs.write_whole(self._path, "".join(f"{line}\n" for line in kept).encode())
+        write_whole(self._path, "".join(f"{line}\n" for line in kept).encode())
         self._file = self._path.open("a")
         return self
 

@@ -16,6 +16,7 @@ from trainer import hidden, runs
 from trainer.corpus import SPLITS, Corpus
 from trainer.encoder import Encoder
 from trainer.encoder_train import EncoderConfig, train_encoder
+from trainer.files import write_json
 from trainer.train import stop_requests
 
 ENCODER = "encoder.npz"  # trained here; there once training is complete
@@ -87,7 +88,7 @@ def encoder_figures(
     for split in ("valid", "test"):
         rows = np.load(hidden.rows_file(vectors, split), mmap_mode="r")
         figures[split] = hidden.full_softmax(rows, corpus.splits[split], head)
-    runs.write_json(path, figures)
+    write_json(path, figures)
     return figures
 
 

@@ -25,6 +25,7 @@ from service.errors import DSSError
 from trainer import evaluate, runs
 from trainer.baselines.full import full_softmax_accuracy
 from trainer.config import TrainConfig, read_toml, to_dict
+from trainer.files import write_json, write_whole
 from trainer.layer import DSSoftmax
 from trainer.pictures import draw_experts
 from trainer.train import Data, train
@@ -164,9 +165,9 @@ def run(
         )
         summary["full_seconds"] = round(time.monotonic() - started, 1)
     runs.save_layer(folder, layer, sample_rows(hidden, size).numpy())
-    runs.write_whole(folder / runs.LABELS, "".join(f"{n}\n" for n in label_names(size)).encode())
+    write_whole(folder / runs.LABELS, "".join(f"{n}\n" for n in label_names(size)).encode())
     draw_experts(layer, folder / runs.PICTURE, order=found.expert_order, groups=size.n_super)
-    runs.write_json(folder / runs.SUMMARY, summary)
+    write_json(folder / runs.SUMMARY, summary)
     return summary
 
 

@@ -22,6 +22,7 @@ from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import evaluate, runs, warm
 from trainer.config import TrainConfig, to_dict
+from trainer.files import write_json
 from trainer.layer import DSSoftmax
 from trainer.train import Data, train
 from trainer.vectors import Head, Vectors
@@ -32,7 +33,7 @@ PARITY_ROWS = 1_000
 NORMALISERS = "normalisers.npy"
 
 
-class HeadNeeded(DSSError):
+class BiasUnsupported(DSSError):
     pass
 
 
@@ -79,7 +80,7 @@ def run(
 ) -> dict[str, Any]:
     """Train and evaluate; returns what summary.json holds. `files` names the inputs for the run."""
     if head.bias is not None:
-        raise HeadNeeded("Heads with a bias cannot be trained from yet; fold it into the vectors.")
+        raise BiasUnsupported("A head with a bias cannot be learned from.")
     budget = mean_rows_allowed(config, len(head.weight))
     settings = {"task": "vectors", **files, **to_dict(config)}
     runs.check_run(folder, settings, resume=resume)
@@ -112,7 +113,7 @@ def run(
     summary = figures(layer.eval(), tested, rows, weight)
     summary |= {"seed": config.seed, "seconds": round(seconds, 1), "on": files_of(valid)}
     runs.save_layer(folder, layer, MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy())
-    runs.write_json(folder / runs.SUMMARY, summary)
+    write_json(folder / runs.SUMMARY, summary)
     return summary
 
 
