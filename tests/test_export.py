@@ -69,6 +69,14 @@ def test_swapped_classes_are_refused(finished: Path, tmp_path: Path) -> None:
         check_parity(layer, engine, hidden)
 
 
+def test_a_wrong_first_class_alone_is_refused(finished: Path, tmp_path: Path) -> None:
+    """Seen at k = 1 already: log-probabilities all right, the class of the only answer wrong."""
+    engine = Engine(export(finished, tmp_path / "1"))
+    engine._classes = [np.roll(classes, 1) for classes in engine._classes]
+    with pytest.raises(ParityFailed, match=r"classes differ .* at k=1, experts=1"):
+        check_parity(runs.load_layer(finished), engine, np.load(finished / runs.HIDDEN))
+
+
 def test_near_ties() -> None:
     log_probs = np.array([[-1.0, -2.0, -2.00001, -3.0, -4.0]], np.float32)
     assert near_ties(log_probs).tolist() == [[False, True, True, False, True]]

@@ -37,9 +37,8 @@ def test_coded_expert_lasso_groups_by_class_across_experts() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_coded_expert_lasso_prefers_one_copy_over_two() -> None:
-    """The same total square costs the same in one group, so a second copy is never penalised
-    more than moving it is: sqrt(a + b) <= sqrt(a) + sqrt(b)."""
+def test_coded_expert_lasso_charges_two_rows_of_a_class_less_than_rows_of_two_classes() -> None:
+    """A group is a class across experts: sqrt(a + b) < sqrt(a) + sqrt(b)."""
     together = losses.expert_lasso_coded(torch.tensor([4.0, 4.0]), torch.tensor([0, 0]), 2)
     apart = losses.expert_lasso_coded(torch.tensor([4.0, 4.0]), torch.tensor([0, 1]), 2)
     assert together < apart

@@ -111,7 +111,11 @@ def run(
     tested = training if valid is None else valid
     rows = sample(len(tested.labels), EVALUATED_ROWS, config.seed + 1)
     summary = figures(layer.eval(), tested, rows, weight)
-    summary |= {"seed": config.seed, "seconds": round(seconds, 1), "on": files_of(valid)}
+    summary |= {
+        "seed": config.seed,
+        "seconds": round(seconds, 1),
+        "on": "training vectors" if valid is None else "validation vectors",
+    }
     runs.save_layer(folder, layer, MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy())
     write_json(folder / runs.SUMMARY, summary)
     return summary
@@ -166,7 +170,3 @@ def figures(layer: DSSoftmax, tested: Vectors, rows: Tensor, head: Tensor) -> di
         "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization.tolist()),
         "utilization": utilization.tolist(),
     }
-
-
-def files_of(valid: Vectors | None) -> str:
-    return "training vectors" if valid is None else "validation vectors"
