@@ -14,7 +14,7 @@ from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer import export as exporting
 from trainer import runs
 from trainer.config import make_config
-from trainer.export import check_parity, export, near_ties
+from trainer.export import check_parity, export
 from trainer.tasks import synthetic
 
 
@@ -75,11 +75,6 @@ def test_a_wrong_first_class_alone_is_refused(finished: Path, tmp_path: Path) ->
     engine._classes = [np.roll(classes, 1) for classes in engine._classes]
     with pytest.raises(ParityFailed, match=r"classes differ .* at k=1, experts=1"):
         check_parity(runs.load_layer(finished), engine, np.load(finished / runs.HIDDEN))
-
-
-def test_near_ties() -> None:
-    log_probs = np.array([[-1.0, -2.0, -2.00001, -3.0, -4.0]], np.float32)
-    assert near_ties(log_probs).tolist() == [[False, True, True, False, True]]
 
 
 def test_refusals(finished: Path, tmp_path: Path) -> None:

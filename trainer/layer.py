@@ -223,8 +223,8 @@ class DSSoftmax(nn.Module):
         return self.topk(hidden, 1).classes[:, 0]
 
     @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
-        """The k most probable classes of each row, searched in its `experts` best experts.
+    def searched(self, hidden: Tensor, k: int, experts: int = 1) -> Tensor:
+        """Log-probabilities [B,N] of the classes searched for a top-k answer, -inf for the others.
 
         The best gate value is the row's inverse temperature in every expert searched; a
         lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
@@ -251,5 +251,10 @@ class DSSoftmax(nn.Module):
                 found = scores - logsumexp[:, None] + distrust[rows, None]  # [b,V]
                 where = todo[rows][:, None], classes[None, :]
                 best[where] = torch.maximum(best[where], found)
+        return best
+
+    def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
+        """The k most probable classes of each row, searched in its `experts` best experts."""
+        best = self.searched(hidden, k, experts)
         log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
         return TopK(classes[:, :k], log_probs[:, :k])
