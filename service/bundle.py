@@ -9,7 +9,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service import errors, graphs
+from service.graphs import Preview
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -83,15 +84,26 @@ class Bundle:
     classes: NDArray[np.int32]  # [R] expert e holds classes[offsets[e]:offsets[e+1]], ascending
     labels: tuple[str, ...] | None
     samples: NDArray[np.float32] | None  # [S,D]
+    previews: tuple[graphs.PreviewSize | None, ...]  # None: the expert scores all its classes
+
+    @property
+    def expert_costs(self) -> tuple[float, ...]:
+        """Of all experts, for no more answers than an approximated one has candidates."""
+        return tuple(self.expert_cost(expert) for expert in range(self.manifest.n_experts))
+
+    def expert_cost(self, expert: int, k: int = 1) -> float:
+        """What a row's k answers cost, in classes scored exactly: D multiply-adds each."""
+        size, preview = self.manifest.expert_sizes[expert], self.previews[expert]
+        return float(size) if preview is None else preview.cost(size, self.manifest.hidden_size, k)
 
     def expert_classes(self, expert: int) -> NDArray[np.int32]:
         return self.classes[self.offsets[expert] : self.offsets[expert + 1]]
 
 
-def flops_speedup(n_classes: int, sizes: Sequence[int], utilization: Sequence[float]) -> float:
-    """The paper's |V| / (sum_k |v_k| u_k + K)."""
-    searched = sum(size * share for size, share in zip(sizes, utilization, strict=True))
-    return n_classes / (searched + len(sizes))
+def flops_speedup(n_classes: int, costs: Sequence[float], utilization: Sequence[float]) -> float:
+    """The paper's |V| / (sum_k |v_k| u_k + K); what an approximated expert costs is its |v_k|."""
+    searched = sum(cost * share for cost, share in zip(costs, utilization, strict=True))
+    return n_classes / (searched + len(costs))
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -106,12 +118,15 @@ def read(path: Path) -> Bundle:
     signature = graphs.gate_signature(manifest.n_experts, hidden_size)
     graphs.check_graph(GATE, files[GATE], signature)
     expert_models: list[bytes | None] = []
+    previews: list[graphs.PreviewSize | None] = []
     for expert, size in enumerate(manifest.expert_sizes):
         model = files[expert_file(expert)] if size else None
+        preview = None
         if model is not None:
             signature = graphs.expert_signature(size, hidden_size, manifest.n_classes)
-            graphs.check_graph(expert_file(expert), model, signature)
+            preview = graphs.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
+        previews.append(preview)
     return Bundle(
         path=path,
         manifest=manifest,
@@ -121,6 +136,7 @@ def read(path: Path) -> Bundle:
         classes=classes,
         labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
+        previews=tuple(previews),
     )
 
 
@@ -263,6 +279,9 @@ def write(
     training: TrainingFacts,
     labels: Sequence[str] | None = None,
     samples: NDArray[np.float32] | None = None,  # [S,D]
+    gate_bias: NDArray[np.float32] | None = None,  # [K]
+    bias: NDArray[np.float32] | None = None,  # [R]
+    previews: Mapping[int, Preview] | None = None,  # of the experts to approximate
 ) -> Bundle:
     """Write a bundle to a folder that must not exist yet, and read it back verified.
 
@@ -273,14 +292,19 @@ def write(
     n_experts, hidden_size = gate.shape
     offsets, classes = offsets.astype("<i8"), classes.astype("<i4")
     files = {
-        GATE: graphs.gate_graph(gate.astype(np.float32)),
+        GATE: graphs.gate_graph(gate.astype(np.float32), _float32(gate_bias)),
         OFFSETS: _npy_bytes(offsets),
         CLASSES: _npy_bytes(classes),
     }
     for expert in range(n_experts):
-        rows = weight[offsets[expert] : offsets[expert + 1]].astype(np.float32)  # [V,D]
-        if len(rows):
-            files[expert_file(expert)] = graphs.expert_graph(rows, n_classes)
+        held = slice(offsets[expert], offsets[expert + 1])
+        rows = weight[held].astype(np.float32)  # [V,D]
+        added = None if bias is None else _float32(bias[held])  # [V]
+        preview = (previews or {}).get(expert)
+        if preview is not None:
+            files[expert_file(expert)] = graphs.expert_svd_graph(rows, n_classes, preview, added)
+        elif len(rows):
+            files[expert_file(expert)] = graphs.expert_graph(rows, n_classes, added)
     if labels is not None:
         files[LABELS] = _label_bytes(labels, n_classes)
     if samples is not None and len(samples):
@@ -346,6 +370,10 @@ def _label_bytes(labels: Sequence[str], n_classes: int) -> bytes:
     if any("\n" in label for label in labels):
         raise errors.LabelsWrong("A label contains a line break.")
     return ("\n".join(labels) + "\n").encode()
+
+
+def _float32(array: NDArray[np.floating[Any]] | None) -> NDArray[np.float32] | None:
+    return None if array is None else array.astype(np.float32)
 
 
 def _npy_bytes(array: NDArray[np.generic]) -> bytes:

@@ -17,6 +17,7 @@ from service.errors import EmptyBatch, ExpertsOutOfRange, KOutOfRange, NotFinite
 Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]  # classes and log-probabilities
 
 NO_CLASS = -1
+GATHERED_AT_ONCE = 2**22  # numbers of candidates' rows that an approximated expert gathers: 16 MB
 SMALLEST_GATE = np.finfo(np.float32).tiny
 
 
@@ -50,6 +51,7 @@ class Engine:
         self.expert_sizes = tuple(manifest.expert_sizes)
         self._smallest = min(self.expert_sizes)
         self.n_reachable = len(np.unique(bundle.classes))
+        self._previews = bundle.previews
         self._classes = [
             bundle.expert_classes(expert).astype(np.int64) for expert in range(self.n_experts)
         ]
@@ -130,15 +132,25 @@ class Engine:
             if session is None:
                 continue
             held = min(k, self.expert_sizes[expert])
-            started = perf_counter()
-            score, position, logsumexp = session.run(
-                None,
-                {"hidden": hidden[group], "gate": temperature[group], "k": np.array([held])},
-            )  # [b,held], [b,held], [b,1]
-            runs.append(ExpertRun(expert, len(group), perf_counter() - started))
-            classes[group, :held] = self._classes[expert][position]
-            log_probs[group, :held] = score - logsumexp + distrust[group, None]
+            for part in self._parts(expert, held, group):
+                started = perf_counter()
+                score, position, logsumexp = session.run(
+                    None,
+                    {"hidden": hidden[part], "gate": temperature[part], "k": np.array([held])},
+                )  # [b,held], [b,held], [b,1]
+                runs.append(ExpertRun(expert, len(part), perf_counter() - started))
+                classes[part, :held] = self._classes[expert][position]
+                log_probs[part, :held] = score - logsumexp + distrust[part, None]
         return classes, log_probs
+
+    def _parts(self, expert: int, k: int, group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The rows that an expert takes together: all, unless it gathers candidates for each."""
+        preview, rows = self._previews[expert], len(group)
+        if preview is not None:
+            gathered = max(k, preview.candidates) * self.hidden_size
+            rows = max(1, GATHERED_AT_ONCE // gathered)
+        for first in range(0, len(group), rows):
+            yield group[first : first + rows]
 
 
 def _side_by_side(found: list[Candidates]) -> Candidates:

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle import Bundle
+from service.bundle import Bundle, flops_speedup
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
+    costs, utilization = bundle.expert_costs, manifest.training.utilization
     copies = np.bincount(bundle.classes, minlength=manifest.n_classes)
     counts, classes = np.unique(copies, return_counts=True)
     return {
@@ -19,7 +20,8 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "hidden_size": manifest.hidden_size,
         "labels": manifest.labels,
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
-        "flops_speedup": manifest.training.flops_speedup,
+        # Worked out from what the graphs compute, not copied from what the manifest says.
+        "flops_speedup": flops_speedup(manifest.n_classes, costs, utilization),
         "accuracy": manifest.training.accuracy,
         "full_accuracy": manifest.training.full_accuracy,
         "mean_copies": float(copies.mean()),
@@ -27,22 +29,28 @@ def describe(bundle: Bundle) -> dict[str, Any]:
             str(count): number
             for count, number in zip(counts.tolist(), classes.tolist(), strict=True)
         },
+        "approximated": sum(preview is not None for preview in bundle.previews),
         "experts": [
-            {"expert": expert, "classes": size, "utilization": share}
-            for expert, (size, share) in enumerate(
-                zip(manifest.expert_sizes, manifest.training.utilization, strict=True)
+            {"expert": expert, "classes": size, "cost": cost, "utilization": share}
+            for expert, (size, cost, share) in enumerate(
+                zip(manifest.expert_sizes, costs, utilization, strict=True)
             )
         ],
     }
 
 
 def table(facts: dict[str, Any]) -> str:
+    approximated = facts["approximated"]
     lines = [
         f"{facts['path']}",
         "",
         _line("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
         _line("hidden size", f"{facts['hidden_size']:,}"),
-        _line("experts", f"{len(facts['experts']):,}"),
+        _line(
+            "experts",
+            f"{len(facts['experts']):,}"
+            + (f", {approximated:,} of them approximated by SVD" if approximated else ""),
+        ),
         _line("speedup", f"{facts['flops_speedup']:.2f}x fewer FLOPs than a full softmax"),
         _line("accuracy", _accuracy(facts)),
         _line("copies", f"{facts['mean_copies']:.3f} per class"),
@@ -53,10 +61,14 @@ def table(facts: dict[str, Any]) -> str:
         _line("size", f"{facts['bytes']:,} bytes"),
         _line("created", f"{facts['created']}, format {facts['format_version']}"),
         "",
-        f"{'expert':>6}  {'classes':>9}  {'utilization':>11}",
+        f"{'expert':>6}  {'classes':>9}"
+        + (f"  {'cost':>9}" if approximated else "")
+        + f"  {'utilization':>11}",
     ]
     lines += [
-        f"{row['expert']:>6}  {row['classes']:>9,}  {row['utilization']:>11.2%}"
+        f"{row['expert']:>6}  {row['classes']:>9,}"
+        + (f"  {row['cost']:>9,.1f}" if approximated else "")
+        + f"  {row['utilization']:>11.2%}"
         for row in facts["experts"]
     ]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.bundle import Manifest, flops_speedup
+from service.bundle import Bundle, flops_speedup
 from service.engine import TopK
 
 SECONDS = (
@@ -71,6 +71,11 @@ class Metrics:
             EXPERT_SECONDS,
         )
         self.expert_classes = gauge("dss_expert_classes", "Classes held by an expert.", EXPERT)
+        self.expert_cost = gauge(
+            "dss_expert_cost_rows",
+            "What a row costs an expert, in classes scored: less than it holds if approximated.",
+            EXPERT,
+        )
         self.trained_utilization = gauge(
             "dss_trained_expert_utilization_ratio",
             "Share of the training run's test rows that chose an expert.",
@@ -90,9 +95,9 @@ class Metrics:
         self._live = LiveRatios()
         registry.register(self._live)
 
-    def model(self, name: str, version: int, manifest: Manifest) -> "ModelMetrics":
+    def model(self, name: str, version: int, bundle: Bundle) -> "ModelMetrics":
         """The metrics of one loaded model, with their labels looked up once."""
-        model = ModelMetrics(self, name, str(version), manifest)
+        model = ModelMetrics(self, name, str(version), bundle)
         self._live.models.append(model)
         return model
 
@@ -100,10 +105,11 @@ class Metrics:
 class ModelMetrics:
     """One model's counters; `executed` is on the hot path and looks up no label."""
 
-    def __init__(self, metrics: Metrics, name: str, version: str, manifest: Manifest) -> None:
+    def __init__(self, metrics: Metrics, name: str, version: str, bundle: Bundle) -> None:
+        manifest = bundle.manifest
         self.labels = (name, version)
         self.n_classes = manifest.n_classes
-        self.expert_sizes = tuple(manifest.expert_sizes)
+        self.expert_costs = bundle.expert_costs
         n_experts = manifest.n_experts
         self._lock = threading.Lock()
         self._rows = 0
@@ -122,10 +128,15 @@ class ModelMetrics:
         self._expert_rows_total = [metrics.expert_rows.labels(*expert) for expert in experts]
         self._expert_histograms = [metrics.expert_seconds.labels(*expert) for expert in experts]
 
-        for expert, size, share in zip(
-            experts, manifest.expert_sizes, manifest.training.utilization, strict=True
+        for expert, size, cost, share in zip(
+            experts,
+            manifest.expert_sizes,
+            self.expert_costs,
+            manifest.training.utilization,
+            strict=True,
         ):
             metrics.expert_classes.labels(*expert).set(size)
+            metrics.expert_cost.labels(*expert).set(cost)
             metrics.trained_utilization.labels(*expert).set(share)
         metrics.trained_speedup.labels(*self.labels).set(manifest.training.flops_speedup)
         metrics.model_info.labels(
@@ -189,7 +200,7 @@ class ModelMetrics:
         utilization = self.utilization
         if utilization is None:
             return None
-        return flops_speedup(self.n_classes, self.expert_sizes, utilization)
+        return flops_speedup(self.n_classes, self.expert_costs, utilization)
 
 
 class LiveRatios(Collector):
@@ -213,7 +224,7 @@ class LiveRatios(Collector):
         )
         speedup = GaugeMetricFamily(
             "dss_flops_speedup_ratio",
-            "Live FLOPs speedup |V| / (sum |v_k| u_k + K).",
+            "Live FLOPs speedup |V| / (sum cost_k u_k + K); a plain expert costs |v_k|.",
             labels=MODEL,
         )
         for model in models:

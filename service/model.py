@@ -46,7 +46,7 @@ def open_model(
     opened = bundle.read(path)
     engine = engine_factory(opened, settings.engine.threads)
     labels = None if opened.labels is None else np.array(opened.labels, dtype=object)
-    observer = metrics.model(name, version, opened.manifest)
+    observer = metrics.model(name, version, opened)
     batcher = Batcher(
         engine,
         name=f"{name}/{version}",

@@ -15,6 +15,8 @@ from tiny import N_CLASSES, SIZES, WIDTH, write_tiny
 from service import bundle, errors, graphs
 from service.bundle import MANIFEST, NO_CHECKSUM
 
+DEMO = Path(__file__).parent.parent / "models" / "demo" / "1"
+
 
 @pytest.fixture
 def folder(tiny: bundle.Bundle, tmp_path: Path) -> Path:
@@ -70,6 +72,26 @@ def test_what_is_written_is_read(tiny: bundle.Bundle) -> None:
 def test_the_same_layer_gives_the_same_files(tmp_path: Path) -> None:
     first, second = (write_tiny(tmp_path / name) for name in ("1", "2"))
     assert first.manifest.files == second.manifest.files
+
+
+def test_plain_graphs_are_as_they_always_were() -> None:
+    """Byte for byte those of the committed bundle, which has no bias and no preview."""
+    demo = bundle.read(DEMO)
+    assert demo.manifest.n_experts > 0
+    for name, graph in [("U", demo.gate_model), *(("W", model) for model in demo.expert_models)]:
+        assert graph is not None
+        tensors = onnx.load_model_from_string(graph).graph.initializer
+        weight = numpy_helper.to_array(next(t for t in tensors if t.name == name))
+        if name == "U":
+            assert graphs.gate_graph(weight) == graph
+        else:
+            assert graphs.expert_graph(weight, demo.manifest.n_classes) == graph
+
+
+def test_an_expert_that_scores_all_its_classes_costs_as_many(tiny: bundle.Bundle) -> None:
+    assert tiny.previews == (None, None, None)
+    assert tiny.expert_costs == SIZES
+    assert tiny.expert_cost(0, k=3) == SIZES[0]
 
 
 def test_an_expert_without_classes_has_no_file(tmp_path: Path) -> None:

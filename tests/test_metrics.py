@@ -18,7 +18,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def model(registry: CollectorRegistry, tiny: Bundle) -> ModelMetrics:
-    return Metrics(registry).model("tiny", 1, tiny.manifest)
+    return Metrics(registry).model("tiny", 1, tiny)
 
 
 def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None:
@@ -37,6 +37,7 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
         "dss_expert_rows",
         "dss_expert_compute_seconds",
         "dss_expert_classes",
+        "dss_expert_cost_rows",
         "dss_expert_utilization_ratio",
         "dss_flops_speedup_ratio",
         "dss_trained_flops_speedup_ratio",
@@ -49,8 +50,8 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
 def test_two_servers_in_one_process_do_not_share_counts(tiny: Bundle, tiny_engine: Engine) -> None:
     one, other = CollectorRegistry(), CollectorRegistry()
     result = tiny_engine.topk(rows_for(0), 1)
-    Metrics(one).model("tiny", 1, tiny.manifest).executed([0.0], 1, 0.1, result)
-    Metrics(other).model("tiny", 1, tiny.manifest)
+    Metrics(one).model("tiny", 1, tiny).executed([0.0], 1, 0.1, result)
+    Metrics(other).model("tiny", 1, tiny)
     assert one.get_sample_value("dss_rows_total", TINY) == 1
     assert other.get_sample_value("dss_rows_total", TINY) == 0
 
@@ -62,6 +63,7 @@ def test_what_training_measured_is_there_from_the_start(
     for expert, (size, share) in enumerate(zip(SIZES, (0.5, 0.25, 0.25), strict=True)):
         labels = TINY | {"expert": str(expert)}
         assert registry.get_sample_value("dss_expert_classes", labels) == size
+        assert registry.get_sample_value("dss_expert_cost_rows", labels) == size
         assert registry.get_sample_value("dss_trained_expert_utilization_ratio", labels) == share
     # 12 / (5 * 0.5 + 4 * 0.25 + 4 * 0.25 + 3)
     trained = registry.get_sample_value("dss_trained_flops_speedup_ratio", TINY)

@@ -2,52 +2,128 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import Bundle, TrainingFacts
+from service.bundle import Bundle, TrainingFacts, flops_speedup
 from service.engine import Engine
 from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer import runs
 from trainer.layer import DSSoftmax
+from trainer.runs import layer_inputs
+from trainer.svd import ROWS_AT_ONCE, ApproximatedLayer, Approximation, Floats
+from trainer.vectors import chunks
 
 TOLERANCE = 1e-4  # on log-probabilities; classes that close may change places
 N_SAMPLES = 8
+CHECKED = ((1, 1), (10, 1), (10, 2))  # k and experts searched
 NOT_FACTS = {"seconds", "full_seconds"}  # a resumed run takes other times and gives the same bundle
 
 
-def export(run: Path, destination: Path, labels: Path | None = None) -> Bundle:
+def export(
+    run: Path,
+    destination: Path,
+    labels: Path | None = None,
+    approximation: Approximation | None = None,
+) -> Bundle:
     """Write the run's layer as a bundle and check every answer to its test rows."""
-    layer = runs.load_layer(run)
+    layer, biased = runs.load_layer(run), runs.is_biased(run)
     hidden: NDArray[np.float32] = np.load(run / runs.HIDDEN, allow_pickle=False)
     summary = json.loads((run / runs.SUMMARY).read_text())
     facts = {name: value for name, value in summary.items() if name not in NOT_FACTS}
     if destination.exists():
         raise BundleExists(f"{destination} exists already; a bundle is never overwritten.")
+    gate, gate_bias = _split(layer.gate.detach().numpy(), biased)
+    weight, bias = _split(layer.weight.numpy(), biased)
+    offsets = np.concatenate([[0], np.cumsum(layer.expert_sizes)])
+    previews = approximation.previews(np.split(weight, offsets[1:-1])) if approximation else {}
+    approximated = ApproximatedLayer(layer, previews, biased) if previews else None
+    if approximation and approximated:
+        facts = facts_when_approximated(facts, approximation, approximated, hidden)
     # Checked in a folder that no server takes for a version, then renamed.
     unchecked = destination.with_name(f".{destination.name}.unchecked")
     shutil.rmtree(unchecked, ignore_errors=True)
     try:
         written = bundle.write(
             unchecked,
-            gate=layer.gate.detach().numpy(),
-            weight=layer.weight.numpy(),
-            offsets=np.concatenate([[0], np.cumsum(layer.expert_sizes)]),
+            gate=gate,
+            weight=weight,
+            offsets=offsets,
             classes=layer.class_of_row.numpy().astype(np.int32),
             n_classes=layer.n_classes,
             training=TrainingFacts(**facts),
             labels=read_labels(run, labels),
             samples=hidden[np.linspace(0, len(hidden) - 1, min(N_SAMPLES, len(hidden)), dtype=int)],
+            gate_bias=gate_bias,
+            bias=bias,
+            previews=previews,
         )
-        check_parity(layer, Engine(written), hidden)
+        if approximated is None:
+            check_parity(layer, Engine(written), hidden, biased)
+        else:
+            check_approximation(approximated, Engine(written), hidden)
         unchecked.rename(destination)
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
     return bundle.read(destination)
+
+
+def _split(
+    matrix: NDArray[np.float32], biased: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    return (matrix[:, :-1], matrix[:, -1]) if biased else (matrix, None)
+
+
+def facts_when_approximated(
+    facts: dict[str, Any],
+    approximation: Approximation,
+    approximated: ApproximatedLayer,
+    hidden: NDArray[np.float32],
+) -> dict[str, Any]:
+    """What training measured, as far as it still holds: costs are worked out anew.
+
+    The accuracy was the layer's own, so it goes by another name: the bundle's is not known.
+    """
+    costs, utilization = approximated.costs, facts["utilization"]
+    speedup = flops_speedup(approximated.n_classes, costs, utilization)
+    changed = {
+        "accuracy": None,
+        "layer_accuracy": facts.get("accuracy"),
+        "flops_speedup": speedup,
+        "svd": {
+            **asdict(approximation),
+            "experts": len(approximated.previews),
+            "agreement": approximated.agreement(hidden),
+            "agreement_rows": len(hidden),
+        },
+    }
+    if "mean_rows" in facts:
+        changed["mean_rows"] = sum(c * u for c, u in zip(costs, utilization, strict=True))
+    return facts | changed
+
+
+def words_on_approximation(written: Bundle, approximation: Approximation) -> str:
+    count = sum(preview is not None for preview in written.previews)
+    words = (
+        f"{count} of {written.manifest.n_experts} experts hold more than"
+        f" {approximation.above} classes"
+    )
+    if not count:
+        return f"{words}: none is approximated"
+    facts = written.manifest.training
+    found = facts.model_dump()["svd"]
+    return (
+        f"{words} and are approximated: a preview of {approximation.window} directions,"
+        f" {100 * approximation.share:g}% of the classes scored exactly;"
+        f" FLOPs speedup {facts.flops_speedup:.2f}x; the first answer is the layer's own for"
+        f" {found['agreement']:.2%} of {found['agreement_rows']} rows"
+    )
 
 
 def read_labels(run: Path, labels: Path | None) -> list[str] | None:
@@ -61,11 +137,14 @@ def read_labels(run: Path, labels: Path | None) -> list[str] | None:
         raise LabelsWrong(f"{path} cannot be read as UTF-8 text.") from error
 
 
-def check_parity(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32]) -> None:
+def check_parity(
+    layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32], biased: bool = False
+) -> None:
     """Refuse if the engine's answers differ from the layer's own, at several k and depths."""
-    for k, experts in ((1, 1), (10, 1), (10, 2)):
+    inputs = torch.from_numpy(layer_inputs(hidden, biased))
+    for k, experts in CHECKED:
         k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
-        expected = layer.searched(torch.from_numpy(hidden), k, experts)  # [B,N]
+        expected = layer.searched(inputs, k, experts)  # [B,N]
         answer = engine.topk(hidden, k, experts)
         best = expected.topk(k, dim=1).values.numpy()
         difference = np.abs(answer.log_probs - best).max()
@@ -82,3 +161,39 @@ def check_parity(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32]) 
                 f"The bundle's classes differ from the layer's in {wrong.any(1).sum()} rows"
                 f" at k={k}, experts={experts}; nothing was exported."
             )
+
+
+def check_approximation(
+    approximated: ApproximatedLayer, engine: Engine, hidden: NDArray[np.float32]
+) -> None:
+    """Refuse if the engine's answers are not those of the approximated layer.
+
+    As `check_parity`, but for what hangs on rounding: which class is the last candidate.
+    """
+    for k, experts in CHECKED:
+        k, experts = min(k, engine.n_reachable), min(experts, engine.n_experts)
+        answer = engine.topk(hidden, k, experts)
+        for part in chunks(len(hidden), ROWS_AT_ONCE):
+            low, high = approximated.searched(hidden[part], k, experts)  # [b,N] each
+            classes, log_probs = answer.classes[part], answer.log_probs[part]  # [b,k] each
+            wrong = ~_between(log_probs, _largest(low, k), _largest(high, k))
+            if wrong.any():
+                raise ParityFailed(
+                    "The bundle's log-probabilities differ from the approximated layer's in"
+                    f" {wrong.any(1).sum()} rows at k={k}, experts={experts}; nothing was exported."
+                )
+            named = (np.take_along_axis(bound, classes, axis=1) for bound in (low, high))
+            wrong = ~_between(log_probs, *named)
+            if wrong.any():
+                raise ParityFailed(
+                    "The bundle's classes differ from the approximated layer's in"
+                    f" {wrong.any(1).sum()} rows at k={k}, experts={experts}; nothing was exported."
+                )
+
+
+def _largest(values: Floats, k: int) -> Floats:
+    return np.sort(values, axis=1)[:, : -k - 1 : -1]  # [b,k] descending
+
+
+def _between(values: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
+    return (values >= low - TOLERANCE) & (values <= high + TOLERANCE)

@@ -5,6 +5,7 @@ Works without PyTorch: the answers are those of the engine that serves the bundl
 B rows, D hidden, K experts, N classes, k answers, g experts searched.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -52,11 +53,11 @@ class Counts:
     """Sums over the rows seen so far; the last four are by k."""
 
     reachable: int = 0
-    searched: int = 0
+    searched: float = 0
     hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
     full_hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
     shared: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
-    scored: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
+    scored: dict[int, float] = field(default_factory=lambda: dict.fromkeys(TOP, 0.0))
 
 
 def evaluate(
@@ -125,6 +126,7 @@ def measure(
         if head is None
         else {str(k): counts.shared[k] / (k * rows) if k in answered else None for k in TOP},
         "reachable_recall": counts.reachable / rows,
+        # Classes scored exactly, or multiply-adds worth as many where an expert is approximated.
         "mean_rows": mean_rows,
         # More than mean_rows where a row's experts hold fewer than k classes, so that the engine
         # goes on to further ones.
@@ -138,7 +140,7 @@ def measure(
     }
 
 
-def _per_k(sums: dict[int, int], possible: list[int], rows: int) -> PerK:
+def _per_k(sums: Mapping[int, float], possible: list[int], rows: int) -> PerK:
     return {str(k): sums[k] / rows if k in possible else None for k in TOP}
 
 
@@ -148,6 +150,7 @@ def _count(
     counts = Counts()
     gate = _gate_session(bundle)
     sizes = np.array(engine.expert_sizes, np.int64)  # [K]
+    costs = np.array(bundle.expert_costs)  # [K]
     # One number for each (expert, class) pair that the bundle holds, ascending as they are stored.
     held = np.repeat(np.arange(engine.n_experts), sizes) * engine.n_classes + bundle.classes  # [R]
     wanted = np.array([experts_searched])
@@ -155,7 +158,7 @@ def _count(
         hidden = np.ascontiguousarray(vectors.hidden[part], np.float32)  # [B,D]
         labels = vectors.labels[part].astype(np.int64)[:, None]  # [B,1]
         ranked = gate.run(["expert"], {"hidden": hidden, "g": wanted})[0]  # [B,g]
-        counts.searched += int(sizes[ranked].sum())
+        counts.searched += float(costs[ranked].sum())
         counts.reachable += int(_contains(held, ranked * engine.n_classes + labels).any(1).sum())
         best = None if head is None else full_topk(hidden, head, min(TOP[-1], engine.n_classes))
         for k in TOP:
@@ -166,7 +169,7 @@ def _count(
             # Asked anew for each k: a longer answer may need more experts, and rank otherwise.
             answer = engine.topk(hidden, k, experts_searched)
             counts.scored[k] += sum(
-                run.rows * engine.expert_sizes[run.expert] for run in answer.runs
+                run.rows * bundle.expert_cost(run.expert, k) for run in answer.runs
             )
             counts.hits[k] += int((answer.classes == labels).sum())
             if best is not None:

@@ -16,8 +16,8 @@ CONFIG = "config.json"
 CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes
-HIDDEN = "hidden.npy"  # test rows, [S,D]
+LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes, biased: if so, D+1 columns
+HIDDEN = "hidden.npy"  # test rows, [S,D]; a biased layer takes a 1 after each
 LABELS = "labels.txt"
 PICTURE = "experts.png"
 
@@ -61,7 +61,9 @@ def check_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
             raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
 
 
-def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> None:
+def save_layer(
+    folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32], biased: bool = False
+) -> None:
     np.save(folder / HIDDEN, hidden)
     np.savez(
         folder / LAYER,
@@ -69,7 +71,21 @@ def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> N
         weight=layer.weight.numpy(),
         keys=layer.keys.numpy(),
         n_classes=np.int64(layer.n_classes),
+        biased=np.bool_(biased),
     )
+
+
+def is_biased(folder: Path) -> bool:
+    """Whether the layer takes a 1 after each hidden vector; its last column is then a bias."""
+    with np.load(folder / LAYER, allow_pickle=False) as arrays:
+        return bool(arrays["biased"]) if "biased" in arrays else False
+
+
+def layer_inputs(hidden: NDArray[np.float32], biased: bool) -> NDArray[np.float32]:
+    """Hidden vectors [S,D] as the layer takes them."""
+    if not biased:
+        return hidden
+    return np.concatenate([hidden, np.ones((len(hidden), 1), hidden.dtype)], axis=1)  # [S,D+1]
 
 
 def load_layer(folder: Path) -> DSSoftmax:
