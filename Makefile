@@ -16,7 +16,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(INSTALL) --editable '.[train,dev]'
+	$(INSTALL) --editable '.[train,baselines,dev]'
 	touch $@
 
 serve: $(VENV)/.serve

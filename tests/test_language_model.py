@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_corpus import WORDS, write_corpus
 
 from trainer import corpus as corpora
 from trainer import encoder as encoders
@@ -30,7 +31,6 @@ from trainer.train import Interrupted
 
 DSS = [sys.executable, "-m", "service.cli"]
 DATA = os.environ.get("DSS_DATA")
-WORDS = [f"w{number}" for number in range(15)]
 
 
 @pytest.fixture(autouse=True)
@@ -43,17 +43,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Each word is followed by the next one, mostly, so that there is something to learn."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for split, n_lines in (("train", 80), ("valid", 12), ("test", 12)):
-        lines = [" ".join(WORDS)] if split == "train" else []
-        for _ in range(n_lines):
-            first = int(random.integers(len(WORDS)))
-            lines.append(" ".join(WORDS[(first + step) % len(WORDS)] for step in range(6)))
-        (folder / f"ptb.{split}.txt").write_text("".join(f" {line} \n" for line in lines))
-    return folder
+    return write_corpus(tmp_path / "corpus")
 
 
 @pytest.fixture
@@ -364,10 +354,11 @@ def test_training_learns_and_keeps_the_best(tmp_path: Path, data: Path, sample_a
     assert language_model.run(data, settings, tmp_path / "run", resume=True) == found
 
 
-def test_the_learning_rate_falls_when_nothing_is_gained(tmp_path: Path, data: Path) -> None:
-    language_model.run(data, config(epochs=3, least_gain=100, decay=0.5), tmp_path / "run")
+def test_the_learning_rate_falls_from_step_to_step(tmp_path: Path, data: Path) -> None:
+    language_model.run(data, config(epochs=2, learning_rate_end=0.5), tmp_path / "run")
     lines = (tmp_path / "run" / "encoder" / runs.METRICS).read_text().splitlines()
-    assert [json.loads(line)["learning_rate"] for line in lines] == [0.02, 0.02, 0.01]
+    last = [0.02 * (1 - 0.5 * (28 * epoch - 1) / 56) for epoch in (1, 2)]  # 28 steps an epoch
+    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx(last)
 
 
 @pytest.mark.parametrize("step", [1, 40, 112])  # of 4 epochs of 28
@@ -451,7 +442,7 @@ def dss(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_finds_its_data_by_flag_or_variable(tmp_path: Path, data: Path) -> None:
-    small = ("--epochs", 1, "--set", "units=4", "--set", "threads=1")
+    small = ("--epochs", 1, "--set", "units=4", "--set", "threads=1", "--until", "hidden")
     by_flag = dss("--data", data, "--out", tmp_path / "a", *small)
     assert by_flag.returncode == 0, by_flag.stderr
     assert "16 classes; full softmax on the test words: perplexity" in by_flag.stdout

@@ -156,3 +156,78 @@ def test_budgets() -> None:
     budget = make_config(VectorsConfig, {"speedup": 20.0, "n_experts": 2})
     assert mean_rows_allowed(budget, 100) == 3.0
     assert mean_rows_allowed(make_config(VectorsConfig), 100) == 100.0
+
+
+# --- the other methods ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["mitosis", "dense"])
+def test_other_methods_give_the_same_kind_of_bundle(
+    files: Path, tmp_path: Path, method: str
+) -> None:
+    chosen = ["--experts", 4, "--method", method, "--rows", 26, "--set", "epochs=12"]
+    chosen += [
+        "--set",
+        "stage_epochs=8",
+        "--set",
+        "learning_rate=0.01",
+        "--set",
+        "lambda_lasso=0.1",
+    ]
+    done = dss(*arguments(files), *chosen, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / runs.SUMMARY).read_text())
+    growth = json.loads((tmp_path / "run" / own.GROWTH).read_text())
+    assert summary["method"] == method
+    assert summary["accuracy"] >= summary["full_accuracy"] - 0.02
+    assert summary["mean_rows"] < 32 and summary["mean_copies"] >= 1
+    memory = [point["memory"] for point in growth["memory"]]
+    assert summary["peak_memory"] == max(memory)
+    assert memory[-1] < memory[0]
+    if method == "mitosis":
+        assert [stage["experts"] for stage in growth["stages"]] == [2, 4]
+        assert growth["stages"][-1]["accuracy"]["1"] == summary["accuracy"]
+        assert max(memory) < 2.5
+    else:
+        assert memory[0] == pytest.approx(4 * (1 + 1 / N))
+    export(tmp_path / "run", tmp_path / "models" / "own" / "1")
+
+
+def test_mitosis_ends_with_a_power_of_two_or_is_refused(files: Path, tmp_path: Path) -> None:
+    done = dss(*arguments(files), "--method", "mitosis", "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: Mitosis doubles the experts from 2 on, so it cannot end with 6.\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_under_one_copy_of_each_class_is_refused(files: Path, tmp_path: Path) -> None:
+    chosen = ["--method", "mitosis", "--experts", 4, "--rows", 14]
+    done = dss(*arguments(files), *chosen, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "score 15.0 classes per answer or more; 14.0 were asked for" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_head_with_a_bias(files: Path, tmp_path: Path) -> None:
+    """The bias decides here: without it the two halves of the classes could not be told apart."""
+    rng = np.random.default_rng(3)
+    head = np.load(files / "head.npy")
+    half = N // 2
+    head[half:] = head[:half]  # each class has a twin, which a bias alone makes less likely
+    bias = np.where(np.arange(N) < half, 3.0, 0.0).astype(np.float32)
+    labels = rng.integers(half, size=2000)
+    hidden = (head[labels] + 0.3 * rng.normal(size=(2000, D))).astype(np.float32)
+    for name, array in (("h", hidden), ("y", labels), ("w", head), ("b", bias)):
+        np.save(tmp_path / f"{name}.npy", array)
+    vectors = ("--hidden", tmp_path / "h.npy", "--labels", tmp_path / "y.npy")
+    softmax = ("--head", tmp_path / "w.npy", "--bias", tmp_path / "b.npy")
+    done = dss("train", *vectors, *softmax, *SETTINGS, "--rows", 20, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / runs.SUMMARY).read_text())
+    assert summary["full_accuracy"] > 0.7  # at most half of that without the bias
+    assert summary["accuracy"] >= summary["full_accuracy"] - 0.01
+    written = export(tmp_path / "run", tmp_path / "models" / "own" / "1")
+    answer = Engine(written).topk(hidden, 1)
+    assert (answer.classes[:, 0] == labels).mean() == pytest.approx(summary["accuracy"], abs=1e-9)

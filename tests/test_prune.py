@@ -86,10 +86,29 @@ def test_pruning_keeps_the_optimizer_in_step() -> None:
     assert len(optimizer.state) == 3
 
 
-def test_shrink_is_the_proximal_step_of_the_class_lasso() -> None:
-    layer = layer_with_norms([[0.5, 0.1, 0.0]])
-    shrink(layer, 0.2)
-    assert layer.weight[:, 0].tolist() == pytest.approx([0.3, 0.0, 0.0])
+def stepped(layer: DSSoftmax, gradients: torch.Tensor) -> torch.optim.Adam:
+    """An optimizer of rate 0 that has seen one gradient [V,D] of the only expert."""
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.0)
+    layer.gate.grad, layer.experts[0].grad = torch.zeros_like(layer.gate), gradients
+    optimizer.step()
+    return optimizer
+
+
+def test_shrink_lowers_a_norm_by_what_adam_would_make_of_the_lasso() -> None:
+    """A lasso's gradient is 1 / D along the row; Adam divides by the gradients' size."""
+    layer = layer_with_norms([[0.5, 0.5, 0.1, 0.0]])
+    sizes = torch.tensor([[1.0], [0.5], [0.5], [1.0]])
+    optimizer = stepped(layer, sizes.expand(4, 4).clone())
+    shrink(layer, optimizer, 0.4)  # 0.4 / (4 * size): 0.1, 0.2, 0.2, 0.1
+    assert layer.weight[:, 0].tolist() == pytest.approx([0.4, 0.3, 0.0, 0.0])
+    assert torch.equal(layer.weight[2], torch.zeros(4))
+
+
+def test_a_row_that_the_data_never_asks_for_goes_at_once() -> None:
+    layer = layer_with_norms([[0.5, 0.5]])
+    optimizer = stepped(layer, torch.tensor([[1.0] * 4, [0.0] * 4]))
+    shrink(layer, optimizer, 0.001)
+    assert layer.weight[0, 0] > 0.499
     assert torch.equal(layer.weight[1], torch.zeros(4))
 
 
@@ -99,7 +118,7 @@ def test_shrink_minimises_its_objective() -> None:
     layer = DSSoftmax(4, 3, 1)
     nn.init.normal_(layer.experts[0])
     before = layer.weight
-    shrink(layer, 0.1)
+    shrink(layer, stepped(layer, torch.ones(3, 4)), 0.4)
     after = layer.weight
 
     def objective(weight: torch.Tensor) -> float:

@@ -17,10 +17,13 @@ from trainer.tasks import synthetic
 from trainer.train import (
     Interrupted,
     Progress,
+    Tallies,
     epoch_batches,
     gate_noise,
+    lasso_pressure,
     may_sparsify,
     train,
+    watch_budget,
 )
 
 SIZE = synthetic.parse_size("3x4")
@@ -177,14 +180,39 @@ def train_alone(folder: Path, settings: synthetic.SyntheticConfig) -> DSSoftmax:
 
 def test_sparsity_begins_by_loss_or_by_epoch() -> None:
     by_loss = TrainConfig(sparsify_below=0.5)
-    assert not may_sparsify(by_loss, Progress(task_loss=0.6, epoch=50))
-    assert may_sparsify(by_loss, Progress(task_loss=0.4))
-    by_epoch = TrainConfig(sparsify_below=0.0, sparsify_from_epoch=5)
-    assert not may_sparsify(by_epoch, Progress(task_loss=0.1, epoch=4))
-    assert may_sparsify(by_epoch, Progress(task_loss=9.0, epoch=5))
+    assert not may_sparsify(by_loss, Progress(task_loss=0.6), epoch=50)
+    assert may_sparsify(by_loss, Progress(task_loss=0.4), epoch=0)
+    by_epoch = TrainConfig(sparsify_below=0.0, sparsify_from_epoch=4.5)
+    assert not may_sparsify(by_epoch, Progress(task_loss=0.1), epoch=4.4)
+    assert may_sparsify(by_epoch, Progress(task_loss=9.0), epoch=4.5)
     unsettled = TrainConfig(sparsify_below=0.5, rescue_every=10)
-    assert not may_sparsify(unsettled, Progress(task_loss=0.1))
-    assert may_sparsify(unsettled, Progress(task_loss=0.1, settled=True))
+    assert not may_sparsify(unsettled, Progress(task_loss=0.1), epoch=0)
+    assert may_sparsify(unsettled, Progress(task_loss=0.1, settled=True), epoch=0)
+
+
+def test_the_lassos_press_harder_until_the_budget_is_met() -> None:
+    layer = DSSoftmax(2, 10, 2)  # 10 classes in both
+    tallies = Tallies(torch.zeros(20), torch.zeros(2), torch.tensor([30.0, 10.0]))
+    progress, settings = Progress(sparsifying=True), TrainConfig(pressure_growth=1.5)
+    watch_budget(settings, layer, tallies, progress, 8.0)
+    watch_budget(settings, layer, tallies, progress, 8.0)
+    assert progress.pressure == lasso_pressure(progress) == 2.25
+    assert tallies.recent_load.tolist() == [7.5, 2.5]  # what was seen longer ago counts less
+    layer.keep_rows(torch.arange(20) >= 3)  # 3/4 * 7 + 1/4 * 10 = 7.75
+    watch_budget(settings, layer, tallies, progress, 8.0)
+    assert lasso_pressure(progress) == 0 and progress.pressure == 2.25
+    watch_budget(settings, layer, tallies, progress, 7.5)  # traffic may move, so it may begin anew
+    assert lasso_pressure(progress) == pytest.approx(3.375)
+
+
+def test_a_run_with_a_budget_ends_within_it(tmp_path: Path) -> None:
+    settings = config(lambda_lasso=0.02, sparsify_from_epoch=1, prune_every=2, epochs=20)
+    data, _ = synthetic.split(synthetic.generate(SIZE, 10, seed=0), 2)
+    torch.manual_seed(0)
+    layer = DSSoftmax(synthetic.HIDDEN_SIZE, SIZE.n_classes, 3)
+    progress = train(settings, synthetic.make_encoder(), layer, data, tmp_path, budget=9.0)
+    assert progress.rows[0] == 36 and progress.rows[-1] == len(layer.keys) < 36
+    assert not progress.over_budget
 
 
 def test_noise_falls_to_zero() -> None:

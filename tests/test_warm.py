@@ -38,9 +38,23 @@ def test_keep_one_gives_the_others_a_place_where_it_pays() -> None:
     held = warm.select(DEMAND, 100, keep_one=True)
     # Class 3 is never wanted and goes to the expert whose rows are fewest: it costs least there.
     assert (1, 3) in pairs(held)
+    # Class 1 is held by nobody below: of 9 labels in 30 rows or none in 10 the former is better.
+    alone = torch.tensor([[True, False, True, True], [True, False, True, True]])
+    assert (0, 1) in pairs(warm.with_one_copy(alone, DEMAND))
     assert held.any(dim=0).all()
     tight = warm.select(DEMAND, 2.25, keep_one=True)
     assert tight.any(dim=0).all() and warm.mean_cost(tight, DEMAND) <= 2.25
+
+
+def test_an_expert_without_traffic_is_no_place_for_copies() -> None:
+    """Class 1 is a label of 5 of 100 rows in one expert, and never in one that gets one row."""
+    wanted = Demand(
+        top=torch.tensor([[100.0, 0.0], [1.0, 0.0]]),
+        rows=torch.tensor([100.0, 1.0]),
+        labels=torch.tensor([[95.0, 5.0], [1.0, 0.0]]),
+    )
+    held = torch.tensor([[True, False], [True, False]])
+    assert pairs(warm.with_one_copy(held, wanted)) == {(0, 0), (1, 0), (0, 1)}
 
 
 @pytest.mark.parametrize(("budget", "keep_one"), [(0.5, True), (-3.0, True), (0.1, False)])
@@ -71,8 +85,11 @@ def test_demand_counts_the_full_softmaxs_answers() -> None:
     head = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(100) % 30
     gate = torch.eye(4, 8)
-    found = warm.demand(gate, hidden, labels, head)
+    found = warm.demand(gate, hidden, head, hidden, labels)
     assert found.rows.tolist() == torch.bincount(which, minlength=4).tolist()
+    sampled = warm.demand(gate, hidden[:50], head, hidden, labels)
+    assert sampled.rows.tolist() == torch.bincount(which[:50], minlength=4).tolist()
+    assert torch.equal(sampled.labels, found.labels)  # of all rows, however few are sampled
     top = (hidden @ head.T).topk(10).indices
     for expert in range(4):
         mine = which == expert

@@ -17,9 +17,15 @@ NPY = click.Path(path_type=Path)
 @click.option("--hidden", type=NPY, help="Vectors of your own: .npy [rows, width], fp32 or fp16.")
 @click.option("--labels", type=NPY, help="Their classes: .npy [rows].")
 @click.option("--head", type=NPY, help="The trained output layer: .npy [classes, width].")
+@click.option("--bias", type=NPY, help="Its bias: .npy [classes].")
 @click.option("--valid-hidden", type=NPY, help="Vectors to report accuracy on.")
 @click.option("--valid-labels", type=NPY, help="Their classes.")
 @click.option("--experts", type=int, help="How many experts.  [default: 64]")
+@click.option(
+    "--method",
+    type=click.Choice(["warm", "mitosis", "dense"]),
+    help="How a layer is learned from vectors.  [default: warm]",
+)
 @click.option("--speedup", type=float, help="Budget: how many times fewer FLOPs.")
 @click.option("--rows", type=float, help="Budget: classes scored per answer, on average.")
 @click.option("--keep-one/--no-keep-one", default=None, help="A copy of every class?")
@@ -104,6 +110,8 @@ def _train_vectors(
     *,
     labels: Path | None,
     head: Path | None,
+    bias: Path | None,
+    method: str | None,
     valid_hidden: Path | None,
     valid_labels: Path | None,
     speedup: float | None,
@@ -112,7 +120,7 @@ def _train_vectors(
     resume: bool,
     **_: object,
 ) -> None:
-    from trainer.config import make_config
+    from trainer.config import METHOD_DEFAULTS, VectorsConfig, make_config
     from trainer.tasks import vectors as own
     from trainer.vectors import open_head, open_vectors
 
@@ -120,8 +128,14 @@ def _train_vectors(
         raise click.UsageError("--hidden needs --labels and --head.")
     if (valid_hidden is None) != (valid_labels is None):
         raise click.UsageError("--valid-hidden and --valid-labels go together.")
-    chosen = make_config(own.VectorsConfig, *differences, {"speedup": speedup, "rows": rows})
-    opened = open_head(head)
+    method = method or next((d["method"] for d in reversed(differences) if "method" in d), "warm")
+    chosen = make_config(
+        VectorsConfig,
+        METHOD_DEFAULTS.get(method, {}),
+        *differences,
+        {"method": method, "speedup": speedup, "rows": rows},
+    )
+    opened = open_head(head, bias)
     n_classes, hidden_size = opened.weight.shape
     training = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
     valid = None
@@ -130,6 +144,7 @@ def _train_vectors(
             valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
         )
     files = {"hidden": str(hidden), "labels": str(labels), "head": str(head)}
+    files |= {} if bias is None else {"bias": str(bias)}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
     summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
     _say(folder, summary, f"{summary['mean_rows']:.1f} classes per answer")
@@ -149,17 +164,50 @@ def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--labels", type=click.Path(path_type=Path), help="One class name a line.")
-def export(run: Path, destination: Path, labels: Path | None) -> None:
-    """Write the bundle of a finished RUN to DESTINATION, e.g. models/NAME/1, and check it."""
-    from trainer.export import export as export_run
+@click.option("--svd-window", type=click.IntRange(min=1), help="Preview large experts: directions.")
+@click.option(
+    "--svd-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Which share of a previewed expert's classes is scored exactly.",
+)
+@click.option(
+    "--svd-above",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    help="Preview experts of more classes than this.",
+)
+def export(
+    run: Path,
+    destination: Path,
+    labels: Path | None,
+    svd_window: int | None,
+    svd_share: float | None,
+    svd_above: int,
+) -> None:
+    """Write the bundle of a finished RUN to DESTINATION, e.g. models/NAME/1, and check it.
 
-    written = export_run(run, destination, labels)
+    With --svd-window and --svd-share large experts are approximated by SVD-softmax.
+    """
+    from trainer.export import export as export_run
+    from trainer.export import words_on_approximation
+    from trainer.svd import Approximation
+
+    if (svd_window is None) != (svd_share is None):
+        raise click.UsageError("--svd-window and --svd-share go together.")
+    approximation = None
+    if svd_window is not None and svd_share is not None:
+        approximation = Approximation(svd_window, svd_share, svd_above)
+    written = export_run(run, destination, labels, approximation)
     manifest = written.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
+    layer = "approximated layer" if any(written.previews) else "layer"
     click.echo(
         f"{destination}: {manifest.n_classes} classes in {manifest.n_experts} experts,"
-        f" {size / 1e6:.1f} MB; the service's answers equal the layer's"
+        f" {size / 1e6:.1f} MB; the service's answers equal the {layer}'s"
     )
+    if approximation is not None:
+        click.echo(words_on_approximation(written, approximation))
 
 
 @click.command()

@@ -1,10 +1,13 @@
 """`dss task`: whole experiments. PyTorch is imported when a command runs, not for `--help`."""
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
 from trainer.cli import INTERRUPTED
+from trainer.plan import Plan, read_plan
 
 
 @click.group()
@@ -36,6 +39,23 @@ def task() -> None:
     help="TOML file with settings of the encoder's training that differ from the defaults.",
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One such setting.")
+@click.option(
+    "--until",
+    type=click.Choice(["hidden", "tables"]),
+    default="tables",
+    show_default=True,
+    help="Stop after the hidden vectors, or train, compare and report as well.",
+)
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="TOML file with the layers to train.  [default: those of the paper's tables]",
+)
+@click.option("--methods", help="Other methods to compare with, with commas.  [default: all]")
+@click.option("--rows", type=int, default=20_000, show_default=True, help="Validation rows used.")
+@click.option("--latency/--no-latency", default=True, help="Take the time of single rows?")
+@click.option("--retrain-epochs", type=int, help="Of the control, each of its two rounds.")
+@click.option("--train-epochs", type=int, help="Of D-softmax and adaptive softmax.")
 def language_model(
     data: Path,
     encoder: Path | None,
@@ -45,8 +65,16 @@ def language_model(
     seed: int | None,
     config: Path | None,
     settings: tuple[str, ...],
+    until: str,
+    plan: Path | None,
+    methods: str | None,
+    **options: Any,
 ) -> None:
-    """Predict the next word: take or train an LSTM and write its hidden vectors to OUT/hidden."""
+    """Predict the next word: the paper's tables, from the text on.
+
+    Takes or trains an LSTM, writes its hidden vectors to OUT/hidden, trains the layers of the
+    plan, compares them with every other method, and writes OUT/results.json and OUT/report.
+    """
     from trainer.config import make_config, parse_setting, read_toml
     from trainer.encoder_train import EncoderConfig
     from trainer.tasks import language_model as lm
@@ -59,14 +87,42 @@ def language_model(
         {} if epochs is None else {"epochs": epochs},
         {} if seed is None else {"seed": seed},
     )
+    planned = None if plan is None else read_plan(plan)
     try:
         figures = lm.run(data, chosen, out, encoder_file=encoder, resume=resume)
+        test = figures["test"]
+        at = " / ".join(f"{share:.4f}" for share in test["accuracy"].values())
+        click.echo(
+            f"{out}: {figures['n_classes']} classes; full softmax on the test words:"
+            f" perplexity {test['perplexity']:.1f}, accuracy at 1/5/10 {at}"
+        )
+        if until == "tables":
+            _tables(out, figures["corpus"], planned, methods, chosen.threads, options)
     except Interrupted as interruption:
         click.echo(str(interruption), err=True)
         raise SystemExit(INTERRUPTED) from None
-    test = figures["test"]
-    at = " / ".join(f"{share:.4f}" for share in test["accuracy"].values())
-    click.echo(
-        f"{out}: {figures['n_classes']} classes; full softmax on the test words:"
-        f" perplexity {test['perplexity']:.1f}, accuracy at 1/5/10 {at}"
+
+
+def _tables(
+    out: Path,
+    corpus: str,
+    plan: Plan | None,
+    methods: str | None,
+    threads: int | None,
+    options: dict[str, Any],
+) -> None:
+    from trainer import report
+    from trainer.baselines.method import Options
+    from trainer.tasks import tables
+
+    tables.run(
+        out,
+        plan or read_plan(tables.preset(corpus)),
+        Options(**{name: value for name, value in options.items() if value is not None}),
+        threads=threads,
+        methods=None if methods is None else methods.split(","),
+        say=click.echo,
     )
+    page = out / "report"
+    report.write([out], page, shlex.join(["dss", "report", str(out), "--out", str(page)]))
+    click.echo(f"{page / report.PAGE}: the tables and figures")

@@ -48,15 +48,56 @@ class TrainConfig:
     # sparsity: lassos and pruning begin once the smoothed task loss is under `sparsify_below` and
     # no expert needs rescue, or at `sparsify_from_epoch`, whichever comes first
     sparsify_below: float = Field(1.0, ge=0)
-    sparsify_from_epoch: int | None = None
+    sparsify_from_epoch: float | None = None
     prune_threshold: float = Field(0.03, ge=0)  # gamma, on the root mean square of a row
     prune_every: int = Field(20, ge=1)  # steps
+    pressure_growth: float = Field(1.1, ge=1)  # of the lassos at each pruning over the budget
     keep_one: bool = True
     proximal: bool = False  # class lasso by soft-thresholding after the step
 
     # the run
     checkpoint_seconds: float = Field(60.0, ge=0)
     threads: int | None = Field(None, ge=1)  # None: as many as PyTorch finds
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class VectorsConfig(TrainConfig):
+    """For training on somebody's hidden vectors."""
+
+    method: Literal["warm", "mitosis", "dense"] = "warm"
+    n_experts: int = Field(64, ge=1)
+    gate_noise: float = Field(0.0, ge=0)
+    epochs: int = Field(3, ge=1)  # of each round of the warm method; of the last stage of mitosis
+    batch_size: int = Field(2000, ge=1)
+    learning_rate: float = Field(0.001, gt=0)
+    learning_rate_end: float = Field(0.02, ge=0, le=1)
+    beta2: float = Field(0.999, gt=0, lt=1)
+    lambda_load: float = Field(0.0, ge=0)
+    sparsify_below: float = Field(0.0, ge=0)  # the warm method chooses classes by the budget alone
+    distil: float = Field(0.5, ge=0, le=1)
+    rows: float | None = Field(None, gt=0)  # budget: classes scored per answer, on average
+    speedup: float | None = Field(None, gt=0)  # budget: N / (rows + K)
+    sample_rows: int = Field(200_000, ge=1)  # for clusters and for choosing classes
+
+    # mitosis
+    stage_epochs: int = Field(2, ge=1)  # of every stage but the last, on the sampled rows
+    stage_memory: float = Field(1.5, gt=0)  # full softmaxes that its experts take at its end
+    clone_noise: float = Field(0.01, ge=0)  # relative to the size of a row
+
+
+# What mitosis and dense training set otherwise: there the lassos choose the classes.
+LASSOS = {
+    "batch_size": 1000,
+    "lambda_lasso": 0.001,
+    "lambda_expert": 0.0,
+    "lambda_load": 0.1,
+    "sparsify_from_epoch": 0.2,
+    "prune_threshold": 0.01,
+    "prune_every": 10,
+    "proximal": True,
+    "beta2": 0.99,
+}
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {"warm": {}, "mitosis": LASSOS, "dense": LASSOS}
 
 
 def make_config(kind: type[Config], *differences: Mapping[str, Any]) -> Config:

@@ -41,9 +41,7 @@ class EncoderConfig:
     steps: int = Field(35, ge=1)  # through which gradients flow
     learning_rate: float = Field(0.003, gt=0)
     clip_norm: float = Field(0.5, gt=0)
-    # An epoch that gains less than this on the validation text lowers the learning rate.
-    least_gain: float = Field(0.01, ge=0)  # nats a word
-    decay: float = Field(0.5, gt=0, le=1)
+    learning_rate_end: float = Field(0.02, ge=0, le=1)  # share of it left; falls linearly
 
     # with more classes than this, all but the last epochs estimate the softmax from a sample
     sample_above: int = Field(20_000, ge=1)
@@ -116,6 +114,7 @@ def train_encoder(
             sampled = samples_softmax(config, encoder.n_classes, progress.epoch)
             while progress.step < n_steps:
                 piece = slice(progress.step * config.steps, (progress.step + 1) * config.steps)
+                set_learning_rate(config, now, n_steps)
                 loss = training_step(
                     config, now, inputs[piece], labels[piece], proposal if sampled else None
                 )
@@ -151,6 +150,13 @@ def training_streams(corpus: Corpus, n_streams: int) -> tuple[Tensor, Tensor]:
         return row[: n_streams * length].view(n_streams, length).T.contiguous()
 
     return cut(words), cut(tokens)
+
+
+def set_learning_rate(config: EncoderConfig, now: Training, n_steps: int) -> None:
+    """From the full rate at the first step down to its end at the last."""
+    done = (now.progress.epoch + now.progress.step / n_steps) / config.epochs
+    for group in now.optimizer.param_groups:
+        group["lr"] = config.learning_rate * (1 - done * (1 - config.learning_rate_end))
 
 
 def training_step(
@@ -193,7 +199,7 @@ def sampled_loss(
 def finish_epoch(
     config: EncoderConfig, now: Training, corpus: Corpus, log: MetricsLog, *, sampled: bool
 ) -> None:
-    """Keep the weights if they are the best so far, else go back to those; lower the rate."""
+    """Keep the weights if they are the best so far."""
     encoder, progress = now.encoder, now.progress
     encoder.eval()
     loss = mean_loss(encoder, corpus.splits["valid"], corpus.start, config.streams)
@@ -209,12 +215,8 @@ def finish_epoch(
             "sampled": sampled,
         }
     )
-    if not loss < progress.best - config.least_gain:
-        group["lr"] *= config.decay
     if loss < progress.best:
         progress.best, now.kept = loss, weights(encoder)
-    else:
-        encoder.load_state_dict(now.kept)
 
 
 def weights(encoder: Encoder) -> dict[str, Tensor]:

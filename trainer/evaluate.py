@@ -11,6 +11,7 @@ from torch import Tensor
 from trainer.layer import DSSoftmax
 
 CHUNK = 4096
+RANKS = (1, 5, 10)
 
 
 def chunks(n_rows: int) -> Iterator[slice]:
@@ -25,6 +26,29 @@ def accuracy(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> float:
         int((layer.predict(hidden[part]) == labels[part]).sum()) for part in chunks(len(hidden))
     )
     return hits / len(hidden)
+
+
+@torch.no_grad()
+def accuracy_at(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> dict[str, float]:
+    """Share of rows [B,D] whose label [B] is among the first 1, 5 and 10 of the row's expert."""
+    hits = dict.fromkeys(RANKS, 0)
+    for part in chunks(len(hidden)):
+        rank = layer.rank_of(hidden[part], labels[part])
+        for k in RANKS:
+            hits[k] += int((rank < k).sum())
+    return {str(k): count / len(hidden) for k, count in hits.items()}
+
+
+@torch.no_grad()
+def full_accuracy_at(head: Tensor, hidden: Tensor, labels: Tensor) -> dict[str, float]:
+    """The same of a full softmax [N,D]."""
+    hits = dict.fromkeys(RANKS, 0)
+    for part in chunks(len(hidden)):
+        logits = hidden[part] @ head.T  # [b,N]
+        above = logits > logits.gather(1, labels[part, None])
+        for k in RANKS:
+            hits[k] += int((above.sum(dim=1) < k).sum())
+    return {str(k): count / len(hidden) for k, count in hits.items()}
 
 
 @torch.no_grad()

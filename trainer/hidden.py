@@ -25,6 +25,8 @@ from trainer.encoder import Encoder
 from trainer.files import write_whole
 from trainer.train import Interrupted
 
+FOLDER = "hidden"  # of a run: the vectors, labels, head and vocabulary
+FIGURES = "encoder.json"  # of a run: what the full softmax makes of them
 HEAD = "head.npy"
 STEPS = 256  # words of a stream read at once
 # A stream's first words lack their context, so text that is measured on is one stream.

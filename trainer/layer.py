@@ -223,6 +223,19 @@ class DSSoftmax(nn.Module):
         return self.topk(hidden, 1).classes[:, 0]
 
     @torch.no_grad()
+    def rank_of(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """How many classes of a row's expert score above its target, N if it is not held: [B]."""
+        expert, gate = self.route(hidden)
+        row, held = self.row_of(expert, target)
+        first_row = [0, *accumulate(self.expert_sizes)]
+        rank = torch.full((len(hidden),), self.n_classes, device=hidden.device)
+        for number, rows, scores, _ in self._scored_groups(hidden, expert, gate):
+            here = held[rows]
+            own = scores[here].gather(1, row[rows[here], None] - first_row[number])  # [h,1]
+            rank[rows[here]] = (scores[here] > own).sum(dim=1)
+        return rank
+
+    @torch.no_grad()
     def searched(self, hidden: Tensor, k: int, experts: int = 1) -> Tensor:
         """Log-probabilities [B,N] of the classes searched for a top-k answer, -inf for the others.
 

@@ -22,18 +22,21 @@ def keep_one_copy(layer: DSSoftmax, kept: Tensor, contexts: Tensor) -> Tensor:
     Best is the copy in the expert that received most of the class's contexts (counted per row in
     `contexts` [R]), and among equals the one of largest norm. A class without a copy stays so.
     """
-    classes = layer.class_of_row
-    survives = torch.zeros(layer.n_classes, dtype=torch.bool, device=kept.device)
+    return spare_best(layer.class_of_row, kept, contexts, layer.row_squares().detach())
+
+
+def spare_best(classes: Tensor, kept: Tensor, contexts: Tensor, norms: Tensor) -> Tensor:
+    """The [R] mask `kept` and, for each class of which it has no row, the best one."""
+    n_classes = int(classes.max()) + 1 if len(classes) else 0
+    survives = torch.zeros(n_classes, dtype=torch.bool, device=kept.device)
     survives[classes[kept]] = True
     endangered = (~survives[classes]).nonzero()[:, 0]  # rows of classes with no surviving copy
-    norms = layer.row_squares().detach()[endangered]
     # Two stable sorts: by norm, then by contexts; the last row of each class is its best.
-    order = endangered[torch.argsort(norms, stable=True)]
+    order = endangered[torch.argsort(norms[endangered], stable=True)]
     order = order[torch.argsort(contexts[order], stable=True)]
-    best = torch.full((layer.n_classes,), -1, device=kept.device)
-    for_class = classes[order]
+    best = torch.full((n_classes,), -1, device=kept.device)
     rank = torch.arange(len(order), device=kept.device)
-    best.scatter_reduce_(0, for_class, rank, "amax")
+    best.scatter_reduce_(0, classes[order], rank, "amax")
     kept = kept.clone()
     kept[order[best[best >= 0]]] = True
     return kept
@@ -53,13 +56,24 @@ def prune(layer: DSSoftmax, optimizer: Optimizer, kept: Tensor) -> None:
         }
 
 
-def shrink(layer: DSSoftmax, amount: float) -> None:
-    """The proximal step of the class-level lasso: every row's norm is lowered by `amount`.
+def shrink(layer: DSSoftmax, optimizer: Optimizer, strength: float) -> None:
+    """The proximal step of the class-level lasso, in the metric in which Adam makes its steps.
 
-    A row whose norm is under `amount` becomes exactly zero, which a sub-gradient never does.
+    Adam divides a row's gradient by its recent size, so the lasso's pull on the row is divided by
+    the same: a row that the data hardly asks for goes to zero at once, one that it asks for often
+    barely moves. A sub-gradient never gives exact zeros, and gets lost among Adam's averages.
     """
     for expert in layer.experts:
-        weight = expert.detach()
-        norms = losses.row_squares(weight).sqrt()
+        weight = expert.detach()  # [V,D]
+        norms = losses.row_squares(weight).sqrt()  # [V]
+        amount = strength / (weight.shape[1] * gradient_size(optimizer, expert))
         factors = (1 - amount / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_min(0)
         weight.mul_(factors[:, None])
+
+
+def gradient_size(optimizer: Optimizer, parameter: Tensor) -> Tensor:
+    """The root mean square of each row's recent gradients, as Adam has it: [V]."""
+    (group,) = optimizer.param_groups
+    state = optimizer.state[parameter]
+    settled = 1 - group["betas"][1] ** float(state["step"])
+    return (state["exp_avg_sq"].mean(dim=1) / settled).sqrt() + group["eps"]

@@ -56,6 +56,9 @@ class Progress:
     task_loss: float = math.inf  # smoothed
     settled: bool = False  # no expert needed rescue when last looked at
     sparsifying: bool = False
+    pressure: float = 1.0  # on both lassos; grows while the layer is over its budget
+    over_budget: bool = True
+    rows: list[int] = field(default_factory=list)  # held after each pruning
     seconds: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)  # of the objective, at the last step
 
@@ -66,7 +69,7 @@ class Tallies:
 
     contexts: Tensor  # [R] recent rows of each (expert, class)
     epoch_load: Tensor  # [K] rows each expert received in this epoch
-    recent_load: Tensor  # [K] ... and since rescue was last considered
+    recent_load: Tensor  # [K] ... and lately
 
     def count(self, layer: DSSoftmax, expert: Tensor, labels: Tensor) -> None:
         received = torch.bincount(expert, minlength=layer.n_experts)
@@ -83,9 +86,13 @@ def train(
     data: Data,
     folder: Path,
     *,
+    budget: float | None = None,
     resume: bool = False,
 ) -> Progress:
-    """Train encoder and layer together; both are changed in place."""
+    """Train encoder and layer together; both are changed in place.
+
+    With a budget, the lassos grow until the mean number of classes scored per row is within it.
+    """
     if resume and (folder / runs.CHECKPOINT).exists():
         progress, tallies, optimizer = load_checkpoint(folder, config, encoder, layer)
     else:
@@ -121,7 +128,7 @@ def train(
                 set_learning_rate(config, optimizer, progress.epoch + progress.step / n_batches)
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
                 progress.terms, hidden, expert = training_step(
-                    config, encoder, layer, optimizer, data, rows, progress.sparsifying
+                    config, encoder, layer, optimizer, data, rows, lasso_pressure(progress)
                 )
                 tallies.count(layer, expert, data.labels[rows])
                 progress.step += 1
@@ -130,9 +137,12 @@ def train(
                     needed = rescue(layer, optimizer, tallies.recent_load, hidden, expert)
                     progress.settled = not needed
                     tallies.recent_load.zero_()
-                progress.sparsifying |= may_sparsify(config, progress)
+                progress.sparsifying |= may_sparsify(
+                    config, progress, progress.epoch + progress.step / n_batches
+                )
                 if progress.sparsifying and due(progress.step, config.prune_every):
-                    prune_small_rows(config, layer, optimizer, tallies)
+                    prune_small_rows(config, layer, optimizer, tallies, progress)
+                    watch_budget(config, layer, tallies, progress, budget)
                 shown = live_figures(layer, tallies.epoch_load, progress.terms)
                 bar.set_postfix(shown, refresh=False)
                 bar.update()
@@ -146,7 +156,7 @@ def train(
             log.write({"epoch": progress.epoch, **progress.terms, **now})
             tallies.epoch_load.zero_()
         if progress.sparsifying:
-            prune_small_rows(config, layer, optimizer, tallies)
+            prune_small_rows(config, layer, optimizer, tallies, progress)
         save()
     return progress
 
@@ -158,7 +168,7 @@ def training_step(
     optimizer: torch.optim.Optimizer,
     data: Data,
     rows: Tensor,
-    sparsifying: bool,
+    pressure: float,
 ) -> tuple[dict[str, float], Tensor, Tensor]:
     """One update of U, W and the encoder.
 
@@ -171,18 +181,19 @@ def training_step(
         "load": losses.load_balance(routing.gate, routing.expert, layer.n_experts),
     }
     objective = terms["task"] + config.lambda_load * terms["load"]
-    if sparsifying:
+    if pressure:
         squares = layer.row_squares()  # [R]
         terms["lasso"] = losses.class_lasso(squares)
         terms["expert"] = expert_lasso(config, layer, squares)
-        objective = objective + config.lambda_expert * terms["expert"]
+        objective = objective + pressure * config.lambda_expert * terms["expert"]
         if not config.proximal:
-            objective = objective + config.lambda_lasso * terms["lasso"]
+            objective = objective + pressure * config.lambda_lasso * terms["lasso"]
     optimizer.zero_grad()
     objective.backward()
     optimizer.step()
-    if sparsifying and config.proximal:
-        shrink(layer, config.learning_rate * config.lambda_lasso)
+    if pressure and config.proximal:
+        (group,) = optimizer.param_groups
+        shrink(layer, optimizer, group["lr"] * pressure * config.lambda_lasso)
     return {name: term.item() for name, term in terms.items()}, hidden.detach(), routing.expert
 
 
@@ -221,10 +232,8 @@ def expert_lasso(config: TrainConfig, layer: DSSoftmax, squares: Tensor) -> Tens
     return losses.expert_lasso_coded(squares, layer.class_of_row, layer.n_classes)
 
 
-def may_sparsify(config: TrainConfig, progress: Progress) -> bool:
-    reached = (
-        config.sparsify_from_epoch is not None and progress.epoch >= config.sparsify_from_epoch
-    )
+def may_sparsify(config: TrainConfig, progress: Progress, epoch: float) -> bool:
+    reached = config.sparsify_from_epoch is not None and epoch >= config.sparsify_from_epoch
     settled = progress.settled or not config.rescue_every
     return reached or (settled and progress.task_loss < config.sparsify_below)
 
@@ -233,7 +242,41 @@ def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
+def lasso_pressure(progress: Progress) -> float:
+    return progress.pressure if progress.sparsifying and progress.over_budget else 0.0
+
+
+def watch_budget(
+    config: TrainConfig,
+    layer: DSSoftmax,
+    tallies: Tallies,
+    progress: Progress,
+    budget: float | None,
+) -> None:
+    """Dual ascent on the cost: press harder while it is over the budget, let go when it is not."""
+    if budget is None:
+        return
+    utilization = tallies.recent_load / tallies.recent_load.sum()
+    cost = float(utilization @ torch.tensor(layer.expert_sizes, dtype=utilization.dtype))
+    progress.over_budget = cost > budget
+    if progress.over_budget:
+        progress.pressure *= config.pressure_growth
+    tallies.recent_load /= 2
+
+
 def prune_small_rows(
+    config: TrainConfig,
+    layer: DSSoftmax,
+    optimizer: torch.optim.Optimizer,
+    tallies: Tallies,
+    progress: Progress,
+) -> None:
+    if progress.over_budget:
+        drop_small_rows(config, layer, optimizer, tallies)
+    progress.rows.append(len(layer.keys))
+
+
+def drop_small_rows(
     config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, tallies: Tallies
 ) -> None:
     kept = rows_above(layer, config.prune_threshold)

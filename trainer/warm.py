@@ -3,7 +3,7 @@
 Vectors are clustered by direction; a cluster's centre becomes a row of the gate, and the classes
 that the full softmax puts among its first for the cluster's vectors become the expert.
 
-M sampled rows, D hidden, K experts, N classes, R kept rows.
+S sampled rows, D hidden, K experts, N classes, R kept rows.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from service.errors import DSSError
 from trainer.evaluate import chunks
 from trainer.layer import DSSoftmax
+from trainer.train import Rows
 
 TEACHER_TOP = 10
 GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
@@ -33,8 +34,8 @@ class Demand:
     """What each expert would be asked for."""
 
     top: Tensor  # [K,N] how often the full softmax has a class among its first, by expert
-    labels: Tensor  # [K,N] how often it is the label
-    rows: Tensor  # [K] how many rows each expert receives
+    rows: Tensor  # [K] how many sampled rows each expert receives
+    labels: Tensor  # [K,N] how often a class is the label, over all training rows
 
     @property
     def utilization(self) -> Tensor:
@@ -42,15 +43,20 @@ class Demand:
 
 
 def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
-    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [M,D]."""
+    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [S,D]."""
     directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
     means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
-    centres = normalize(torch.from_numpy(means.cluster_centers_.astype(np.float32)))
-    return centres * _sharpness(hidden[:CLUSTER_ROWS] @ centres.T)
+    return sharpened(hidden, torch.from_numpy(means.cluster_centers_.astype(np.float32)))
+
+
+def sharpened(hidden: Tensor, directions: Tensor) -> Tensor:
+    """A gate [K,D] along the directions, as sure of itself as training should begin with."""
+    unit = normalize(directions)
+    return unit * _sharpness(hidden[:CLUSTER_ROWS] @ unit.T)
 
 
 def _sharpness(logits: Tensor) -> float:
-    """The factor on logits [M,K] at which the largest softmax value is GATE_VALUE on average."""
+    """The factor on logits [S,K] at which the largest softmax value is GATE_VALUE on average."""
     low, high = 1e-3, 1e3
     for _ in range(SEARCH_STEPS):
         middle = (low * high) ** 0.5
@@ -60,19 +66,25 @@ def _sharpness(logits: Tensor) -> float:
 
 
 @torch.no_grad()
-def demand(gate: Tensor, hidden: Tensor, labels: Tensor, head: Tensor) -> Demand:
-    """Count, over sampled rows, what the full softmax would answer in each expert."""
+def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Tensor) -> Demand:
+    """Count what the full softmax would answer in each expert, over sampled rows `hidden` [S,D].
+
+    Labels are counted over all rows of `inputs`: a sample has too few of a rare class.
+    """
     n_experts, n_classes = len(gate), len(head)
     top = torch.zeros(n_experts * n_classes)
-    right = torch.zeros(n_experts * n_classes)
     received = torch.zeros(n_experts)
     for part in chunks(len(hidden)):
         expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
         best = (hidden[part] @ head.T).topk(min(TEACHER_TOP, n_classes), dim=1).indices
         top += torch.bincount((expert[:, None] * n_classes + best).flatten(), minlength=len(top))
-        right += torch.bincount(expert * n_classes + labels[part], minlength=len(right))
         received += torch.bincount(expert, minlength=n_experts)
-    return Demand(top.view(n_experts, -1), right.view(n_experts, -1), received)
+    right = torch.zeros(n_experts * n_classes)
+    for part in chunks(len(labels)):
+        rows = torch.arange(part.start, min(part.stop, len(labels)))
+        expert = (inputs[rows] @ gate.T).argmax(dim=1)
+        right += torch.bincount(expert * n_classes + labels[rows], minlength=len(right))
+    return Demand(top.view(n_experts, -1), received, right.view(n_experts, -1))
 
 
 def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
@@ -110,10 +122,14 @@ def mean_cost(held: Tensor, wanted: Demand) -> float:
 
 
 def with_one_copy(held: Tensor, wanted: Demand) -> Tensor:
-    """Give each class that is nowhere a copy where it is the label most often for what it costs."""
+    """Give each class that is nowhere a copy where it is the label most often for what it costs.
+
+    An expert that hardly any row comes to would cost nothing, and a copy there would be one in
+    name only: so each expert counts as if it had an equal share of the traffic besides its own.
+    """
     homeless = ~held.any(dim=0)
-    # A class that is never a label goes where a row costs least.
-    worth = (wanted.labels + 1e-3) / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    traffic = wanted.labels.sum(dim=1)  # [K]
+    worth = (wanted.labels + 1e-3) / (traffic + traffic.mean())[:, None]  # [K,N]
     held = held.clone()
     held[worth.argmax(dim=0)[homeless], homeless.nonzero()[:, 0]] = True
     return held

@@ -21,8 +21,6 @@ from trainer.train import stop_requests
 
 ENCODER = "encoder.npz"  # trained here; there once training is complete
 ENCODER_TRAINING = "encoder"  # folder of its checkpoint and metrics.jsonl
-ENCODER_FIGURES = "encoder.json"
-HIDDEN = "hidden"  # folder of the vectors, labels, head and vocabulary
 
 
 def run(
@@ -51,7 +49,7 @@ def run(
         torch.set_num_threads(config.threads)
     with stop_requests() as stopped:
         encoder = given or trained_encoder(config, corpus, folder, stopped, resume=resume)
-        hidden.dump(encoder, corpus, folder / HIDDEN, stopped)
+        hidden.dump(encoder, corpus, folder / hidden.FOLDER, stopped)
     return encoder_figures(corpus, encoder, folder, trained=given is None)
 
 
@@ -73,7 +71,7 @@ def trained_encoder(
 def encoder_figures(
     corpus: Corpus, encoder: Encoder, folder: Path, *, trained: bool
 ) -> dict[str, Any]:
-    path, vectors = folder / ENCODER_FIGURES, folder / HIDDEN
+    path, vectors = folder / hidden.FIGURES, folder / hidden.FOLDER
     if path.exists():
         return json.loads(path.read_text())
     head = np.load(vectors / hidden.HEAD)

@@ -1,10 +1,6 @@
 """Training on somebody's hidden vectors, labels and trained head.
 
-The layer starts warm and learns gate and rows together from labels and the full softmax's answers.
-Then the classes are chosen anew for where rows go now, and the rows learn once more with the gate
-held fixed, so that the budget holds.
-
-M rows, D hidden, K experts, N classes.
+M rows, D hidden, N classes, b rows asked for.
 """
 
 from pathlib import Path
@@ -13,59 +9,45 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from service.bundle import flops_speedup
 from service.errors import DSSError
-from trainer import evaluate, runs, warm
-from trainer.config import TrainConfig, to_dict
+from trainer import evaluate, mitosis, runs
+from trainer.config import VectorsConfig, to_dict
 from trainer.files import write_json
 from trainer.layer import DSSoftmax
-from trainer.train import Data, train
+from trainer.methods import METHODS, Problem
 from trainer.vectors import Head, Vectors
 
-ROUNDS = 2
 EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
 NORMALISERS = "normalisers.npy"
-
-
-class BiasUnsupported(DSSError):
-    pass
+GROWTH = "growth.json"  # of a layer that was learned by pruning: memory and stages
 
 
 class TwoBudgets(DSSError):
     pass
 
 
-@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class VectorsConfig(TrainConfig):
-    n_experts: int = Field(64, ge=1)
-    gate_noise: float = Field(0.0, ge=0)
-    epochs: int = Field(3, ge=1)  # of each of the two rounds
-    batch_size: int = Field(2000, ge=1)
-    learning_rate: float = Field(0.001, gt=0)
-    learning_rate_end: float = Field(0.02, ge=0, le=1)
-    beta2: float = Field(0.999, gt=0, lt=1)
-    lambda_load: float = Field(0.0, ge=0)
-    sparsify_below: float = Field(0.0, ge=0)  # classes are chosen by the budget
-    distil: float = Field(0.5, ge=0, le=1)
-    rows: float | None = Field(None, gt=0)  # budget: classes scored per answer, on average
-    speedup: float | None = Field(None, gt=0)  # budget: N / (rows + K)
-    sample_rows: int = Field(200_000, ge=1)  # for clusters and for choosing classes
+class ExpertsNotDoubling(DSSError):
+    pass
 
 
 class MappedRows:
-    """Hidden vectors on disk; only the rows asked for are read, as float32."""
+    """Hidden vectors on disk; only the rows asked for are read, as float32.
 
-    def __init__(self, array: NDArray[np.floating[Any]]) -> None:
+    For a head with a bias each vector gets a constant 1 at its end: the bias is one more weight.
+    """
+
+    def __init__(self, array: NDArray[np.floating[Any]], *, biased: bool = False) -> None:
         self._array = array
+        self._biased = biased
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
-        return torch.from_numpy(self._array[rows.numpy()].astype(np.float32))
+        found = torch.from_numpy(self._array[rows.numpy()].astype(np.float32))  # [b,D]
+        return nn.functional.pad(found, (0, 1), value=1.0) if self._biased else found
 
 
 def run(
@@ -77,48 +59,89 @@ def run(
     folder: Path,
     *,
     resume: bool = False,
+    normalisers: Path | None = None,
 ) -> dict[str, Any]:
-    """Train and evaluate; returns what summary.json holds. `files` names the inputs for the run."""
-    if head.bias is not None:
-        raise BiasUnsupported("A head with a bias cannot be learned from.")
+    """Train and evaluate; returns what summary.json holds. `files` names the inputs for the run.
+
+    `normalisers` is where runs on the same vectors share what the full softmax makes of them.
+    """
+    check_experts(config)
     budget = mean_rows_allowed(config, len(head.weight))
     settings = {"task": "vectors", **files, **to_dict(config)}
     runs.check_run(folder, settings, resume=resume)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    weight = torch.from_numpy(head.weight)  # [N,D]
+    biased = head.bias is not None
+    weight = with_bias(head)  # [N,D]
     labels = torch.from_numpy(training.labels.astype(np.int64))  # [M]
-    inputs = MappedRows(training.hidden)
+    inputs = MappedRows(training.hidden, biased=biased)
     sampled = sample(len(labels), config.sample_rows, config.seed)
-    hidden = inputs[sampled]  # [S,D]
-
-    gate, layer, seconds = warm.cluster_gate(hidden, config.n_experts, config.seed), None, 0.0
-    for number in range(1, ROUNDS + 1):
-        wanted = warm.demand(gate, hidden, labels[sampled], weight)
-        held = warm.select(wanted, budget, keep_one=config.keep_one)
-        layer = warm.make_layer(gate, held, weight, before=layer)
-        layer.gate.requires_grad_(number < ROUNDS)
-        if number == 1:  # the budget is possible: only now is anything written
-            runs.open_run(folder, settings, resume=resume)
-            normalisers = full_normalisers(inputs, len(labels), weight, folder / NORMALISERS)
-            data = Data(inputs, labels, head=weight, logsumexp=normalisers)
-        subfolder = folder / f"round-{number}"
-        subfolder.mkdir(exist_ok=True)
-        torch.manual_seed(config.seed + number)
-        seconds += train(config, nn.Identity(), layer, data, subfolder, resume=resume).seconds
-        gate = layer.gate.detach()
-
     tested = training if valid is None else valid
     rows = sample(len(tested.labels), EVALUATED_ROWS, config.seed + 1)
-    summary = figures(layer.eval(), tested, rows, weight)
-    summary |= {
+    tested_hidden = MappedRows(tested.hidden, biased=biased)[rows]
+    tested_labels = torch.from_numpy(tested.labels[rows.numpy()].astype(np.int64))
+    problem = Problem(
+        inputs,
+        labels,
+        weight,
+        sampled=sampled,
+        hidden=inputs[sampled],
+        budget=budget,
+        folder=folder,
+        resume=resume,
+        begin=lambda: runs.open_run(folder, settings, resume=resume),
+        normalisers=lambda: full_normalisers(
+            inputs, len(labels), weight, normalisers or folder / NORMALISERS
+        ),
+        tested=lambda layer: layer_figures(layer, tested_hidden, tested_labels),
+    )
+    learned = METHODS[config.method](config, problem)
+    layer = learned.layer.eval()
+    full = evaluate.full_accuracy_at(weight, tested_hidden, tested_labels)
+    found = layer_figures(layer, tested_hidden, tested_labels)
+    summary = {
+        "task": "vectors",
+        "method": config.method,
+        "keep_one": config.keep_one,
+        **found,
+        "accuracy": found["accuracy"]["1"],
+        "accuracy_at": found["accuracy"],
+        "full_accuracy": full["1"],
+        "full_accuracy_at": full,
+        "mean_copies": evaluate.copies(layer).double().mean().item(),
+        "utilization": evaluate.utilization(layer, tested_hidden).tolist(),
         "seed": config.seed,
-        "seconds": round(seconds, 1),
+        "seconds": round(learned.seconds, 1),
         "on": "training vectors" if valid is None else "validation vectors",
     }
-    runs.save_layer(folder, layer, MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy())
+    if learned.memory:
+        summary["peak_memory"] = max(point["memory"] for point in learned.memory)
+        write_json(
+            folder / GROWTH,
+            {
+                "peak_memory": summary["peak_memory"],
+                "stages": learned.stages,
+                "memory": [{"step": step, **now} for step, now in enumerate(learned.memory)],
+            },
+        )
+    plain = MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy()
+    runs.save_layer(folder, layer, plain, biased=biased)
     write_json(folder / runs.SUMMARY, summary)
     return summary
+
+
+def with_bias(head: Head) -> Tensor:
+    weight = torch.from_numpy(head.weight)
+    if head.bias is None:
+        return weight
+    return torch.cat([weight, torch.from_numpy(head.bias)[:, None]], dim=1)
+
+
+def check_experts(config: VectorsConfig) -> None:
+    if config.method == "mitosis" and config.n_experts not in mitosis.stages(config.n_experts):
+        raise ExpertsNotDoubling(
+            f"Mitosis doubles the experts from 2 on, so it cannot end with {config.n_experts}."
+        )
 
 
 @torch.no_grad()
@@ -152,21 +175,11 @@ def sample(n_rows: int, wanted: int, seed: int) -> Tensor:
     return torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))[:wanted]
 
 
-def figures(layer: DSSoftmax, tested: Vectors, rows: Tensor, head: Tensor) -> dict[str, Any]:
-    hidden = MappedRows(tested.hidden)[rows]
-    labels = torch.from_numpy(tested.labels[rows.numpy()].astype(np.int64))
-    full = sum(
-        int(((hidden[part] @ head.T).argmax(1) == labels[part]).sum())
-        for part in evaluate.chunks(len(hidden))
-    )
+def layer_figures(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> dict[str, Any]:
     utilization = evaluate.utilization(layer, hidden)
     sizes = layer.expert_sizes
     return {
-        "task": "vectors",
-        "accuracy": evaluate.accuracy(layer, hidden, labels),
-        "full_accuracy": full / len(hidden),
-        "mean_copies": evaluate.copies(layer).double().mean().item(),
+        "accuracy": evaluate.accuracy_at(layer, hidden, labels),
         "mean_rows": float(utilization @ torch.tensor(sizes).double()),
         "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization.tolist()),
-        "utilization": utilization.tolist(),
     }

@@ -1,0 +1,121 @@
+"""From a text to the tables: layers of a plan, exported and compared, in one results.json."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_corpus import write_corpus
+
+from trainer.plan import PlanInvalid, read_plan
+from trainer.tasks import tables
+
+DSS = [sys.executable, "-m", "service.cli"]
+
+PLAN = """
+[ds-2]
+title = "DS-2"
+paper = "DS-2"
+settings = { n_experts = 2, rows = 15, batch_size = 50 }
+
+[ds-2-free]
+title = "DS-2*"
+settings = { n_experts = 2, rows = 14, batch_size = 50, keep_one = false }
+
+[grown]
+title = "DS-2, mitosis"
+settings = { method = "mitosis", n_experts = 2, rows = 15, batch_size = 50, distil = 0 }
+
+[d2-s10]
+title = "D2 + S10"
+paper = "D2+S10"
+of = "ds-2"
+svd = { window = 3, share = 0.9, above = 5 }
+"""
+
+
+def dss(*arguments: object) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
+    command = [*DSS, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "plan.toml").write_text(PLAN)
+    done = dss(*command(folder))
+    assert done.returncode == 0, done.stderr
+    assert "DS-2, mitosis" in done.stdout
+    return folder / "run"
+
+
+def command(folder: Path) -> list[object]:
+    data = folder / "corpus" if (folder / "corpus").exists() else write_corpus(folder / "corpus")
+    small = ("--epochs", 12, "--set", "units=12", "--set", "streams=3", "--set", "threads=1")
+    quick = ("--methods", "full,svd", "--no-latency", "--set", "learning_rate=0.02")
+    given = ("--data", data, "--out", folder / "run", "--plan", folder / "plan.toml")
+    return ["task", "language-model", *given, *small, *quick]
+
+
+def test_results_hold_every_layer_on_both_splits(run: Path) -> None:
+    results = json.loads((run / tables.RESULTS).read_text())
+    assert results["task"] == "language-model" and results["corpus"] == "ptb"
+    assert list(results["layers"]) == ["ds-2", "ds-2-free", "grown", "d2-s10"]
+    assert results["layers"]["ds-2"]["keep_one"] and not results["layers"]["ds-2-free"]["keep_one"]
+    assert results["layers"]["d2-s10"]["svd"] == {"window": 3, "share": 0.9, "above": 5}
+    points = [point for point in results["comparison"]["points"] if point["method"] == "ds"]
+    tested = {point["name"] for point in points if point["split"] == "test"}
+    assert tested == set(results["layers"])
+    assert results["mitosis"]["layer"] == "grown"
+    assert [stage["experts"] for stage in results["mitosis"]["stages"]] == [2]
+    assert results["comparison"]["full"]["test"] == results["encoder"]["test"]["accuracy"]
+
+
+def test_the_page_is_written_beside_them(run: Path) -> None:
+    page = (run / "report" / "report.html").read_text()
+    assert "DS-2, mitosis" in page and "D2 + S10" in page
+
+
+def test_what_is_finished_is_not_done_again(run: Path) -> None:
+    before = {
+        path: path.stat().st_mtime_ns
+        for name in ("layers", "bundles")
+        for path in (run / name).rglob("*")
+        if path.is_file()
+    }
+    results = (run / tables.RESULTS).read_text()
+    done = dss(*command(run.parent), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert (run / tables.RESULTS).read_text() == results
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[a]\npaper = 'DS-2'", "is wrong at a.title: Field required."),
+        ("[a]\ntitle = 'A'\nof = 'b'", "a is made of 'b', which is not trained."),
+        ("[a]\ntitle = 'A'\nsettings = { n_expert = 2 }", "no training setting 'n_expert'"),
+        ("[a]\ntitle = 'A'\n[b]\ntitle = 'B'\nof = 'a'\nsettings = { seed = 1 }", "no settings"),
+    ],
+)
+def test_a_wrong_plan_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(Exception, match=sentence):
+        read_plan(tmp_path / "plan.toml")
+
+
+def test_the_presets_can_be_read() -> None:
+    for corpus in ("ptb", "wikitext"):
+        assert {"DS-2", "DS-8", "DS-64", "DS-64*"} <= {
+            layer.paper for layer in read_plan(tables.preset(corpus)).values()
+        }
+
+
+def test_an_svd_needs_its_share(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("[a]\ntitle = 'A'\nsvd = { window = 3 }")
+    with pytest.raises(PlanInvalid, match=r"a\.svd\.share"):
+        read_plan(tmp_path / "plan.toml")

@@ -1,0 +1,160 @@
+"""The layers of a plan on a task's hidden vectors, beside every other method: one results.json."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer import hidden, runs
+from trainer.baselines.method import Options
+from trainer.compare import compare
+from trainer.export import export
+from trainer.files import write_json
+from trainer.plan import Plan, PlannedLayer
+from trainer.svd import Approximation
+from trainer.tasks import vectors as own
+from trainer.vectors import Head, Vectors, open_head, open_vectors
+
+PRESETS = Path(__file__).parent
+LAYERS = "layers"  # folder of one run for each trained layer
+BUNDLES = "bundles"
+COMPARISON = "comparison"  # folder of what is finished of it
+RESULTS = "results.json"
+
+
+def preset(corpus: str) -> Path:
+    return PRESETS / f"language-model-{corpus}.toml"
+
+
+def run(
+    folder: Path,
+    plan: Plan,
+    options: Options,
+    *,
+    threads: int | None = None,
+    methods: list[str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train, export and compare what is not there yet; returns what results.json holds."""
+    files = folder / hidden.FOLDER
+    head = open_head(files / hidden.HEAD)
+    training, valid, test = (vectors_of(files, split, head) for split in ("train", "valid", "test"))
+    bundles = {}
+    for name, planned in plan.items():
+        if planned.of is None:
+            summary = train_layer(folder, name, planned, training, valid, head, threads)
+            say(line(planned, summary))
+        bundles[name] = export_layer(folder, name, planned)
+    comparison = compare(
+        training,
+        head,
+        valid,
+        test,
+        folder / COMPARISON,
+        bundles=bundles,
+        methods=methods,
+        options=options,
+        say=say,
+    )
+    results = {
+        "task": "language-model",
+        "corpus": json.loads((folder / runs.CONFIG).read_text())["corpus"],
+        "encoder": json.loads((folder / hidden.FIGURES).read_text()),
+        "layers": {name: layer_facts(folder, plan, name) for name in plan},
+        "comparison": comparison,
+        "mitosis": growth(folder, plan),
+    }
+    write_json(folder / RESULTS, results)
+    return results
+
+
+def vectors_of(files: Path, split: str, head: Head) -> Vectors:
+    n_classes, hidden_size = head.weight.shape
+    return open_vectors(
+        hidden.rows_file(files, split),
+        hidden.labels_file(files, split),
+        n_classes=n_classes,
+        hidden_size=hidden_size,
+    )
+
+
+def train_layer(
+    folder: Path,
+    name: str,
+    planned: PlannedLayer,
+    training: Vectors,
+    valid: Vectors,
+    head: Head,
+    threads: int | None,
+) -> dict[str, Any]:
+    run_folder, files = folder / LAYERS / name, folder / hidden.FOLDER
+    if (run_folder / runs.SUMMARY).exists():
+        return json.loads((run_folder / runs.SUMMARY).read_text())
+    names = {
+        "hidden": str(hidden.rows_file(files, "train")),
+        "labels": str(hidden.labels_file(files, "train")),
+        "head": str(files / hidden.HEAD),
+    }
+    return own.run(
+        planned.config(threads=threads),
+        names,
+        training,
+        valid,
+        head,
+        run_folder,
+        resume=(run_folder / runs.CONFIG).exists(),
+        normalisers=files / own.NORMALISERS,
+    )
+
+
+def export_layer(folder: Path, name: str, planned: PlannedLayer) -> Path:
+    destination = folder / BUNDLES / name / "1"
+    if not destination.exists():
+        svd = planned.svd
+        export(
+            folder / LAYERS / (planned.of or name),
+            destination,
+            folder / hidden.FOLDER / runs.LABELS,
+            None if svd is None else Approximation(svd.window, svd.share, svd.above),
+        )
+    return destination
+
+
+def layer_facts(folder: Path, plan: Plan, name: str) -> dict[str, Any]:
+    planned = plan[name]
+    trained = folder / LAYERS / (planned.of or name)
+    config = json.loads((trained / runs.CONFIG).read_text())
+    summary = json.loads((trained / runs.SUMMARY).read_text())
+    svd = planned.svd
+    return {
+        "title": planned.title,
+        "paper": planned.paper,
+        "of": planned.of,
+        "keep_one": config["keep_one"],
+        "n_experts": config["n_experts"],
+        "method": config["method"],
+        "speedup_asked": config["speedup"],
+        "train_seconds": summary["seconds"],
+        "svd": None
+        if svd is None
+        else {"window": svd.window, "share": svd.share, "above": svd.above},
+    }
+
+
+def growth(folder: Path, plan: Plan) -> dict[str, Any] | None:
+    """How the first layer that was learned by mitosis grew."""
+    for name, planned in plan.items():
+        if planned.settings.get("method") == "mitosis":
+            grown = json.loads((folder / LAYERS / name / own.GROWTH).read_text())
+            stages = [{**stage, "split": "valid"} for stage in grown["stages"]]
+            return {"layer": name, **grown, "stages": stages}
+    return None
+
+
+def line(planned: PlannedLayer, summary: dict[str, Any]) -> str:
+    at = " ".join(f"{share:.4f}" for share in summary["accuracy_at"].values())
+    full = " ".join(f"{share:.4f}" for share in summary["full_accuracy_at"].values())
+    return (
+        f"{planned.title:<14} {at} (full softmax {full}, on {summary['on']}),"
+        f" {summary['flops_speedup']:.2f}x in {summary['seconds']:.0f} s"
+    )
