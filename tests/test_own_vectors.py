@@ -231,3 +231,22 @@ def test_a_head_with_a_bias(files: Path, tmp_path: Path) -> None:
     written = export(tmp_path / "run", tmp_path / "models" / "own" / "1")
     answer = Engine(written).topk(hidden, 1)
     assert (answer.classes[:, 0] == labels).mean() == pytest.approx(summary["accuracy"], abs=1e-9)
+
+
+def test_without_a_head_a_full_softmax_is_learned_first(files: Path, tmp_path: Path) -> None:
+    given = arguments(files)
+    without = given[: given.index("--head")] + given[given.index("--head") + 2 :]
+    settings = ("--set", "head_epochs=30", "--rows", 18)
+    done = dss(*without, *settings, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / runs.SUMMARY).read_text())
+    head = np.load(tmp_path / "run" / own.HEAD)
+    hidden, labels = np.load(files / "valid.npy"), np.load(files / "valid.labels.npy")
+    right = ((hidden @ head.T).argmax(axis=1) == labels).mean()
+    true = ((hidden @ np.load(files / "head.npy").T).argmax(axis=1) == labels).mean()
+    assert summary["full_accuracy"] == pytest.approx(right)
+    assert right > true - 0.1
+    assert summary["accuracy"] >= summary["full_accuracy"] - 0.01
+    again = dss(*without, *settings, "--out", tmp_path / "run", "--resume")
+    assert again.returncode == 0, again.stderr
+    export(tmp_path / "run", tmp_path / "models" / "own" / "1")

@@ -56,8 +56,8 @@ def train(
 ) -> None:
     """Train a doubly sparse layer and write a run folder.
 
-    Either on one of the paper's experiments (--task) or on vectors of your own (--hidden, --labels,
-    --head).
+    Either on one of the paper's experiments (--task) or on vectors of your own (--hidden, --labels
+    and, if there is one, --head; else a full softmax is learned from the labels first).
     """
     if (task is None) == (hidden is None):
         raise click.UsageError("Give either --task or --hidden.")
@@ -124,8 +124,10 @@ def _train_vectors(
     from trainer.tasks import vectors as own
     from trainer.vectors import open_head, open_vectors
 
-    if labels is None or head is None:
-        raise click.UsageError("--hidden needs --labels and --head.")
+    if labels is None:
+        raise click.UsageError("--hidden needs --labels.")
+    if bias is not None and head is None:
+        raise click.UsageError("--bias needs --head.")
     if (valid_hidden is None) != (valid_labels is None):
         raise click.UsageError("--valid-hidden and --valid-labels go together.")
     method = method or next((d["method"] for d in reversed(differences) if "method" in d), "warm")
@@ -135,16 +137,17 @@ def _train_vectors(
         *differences,
         {"method": method, "speedup": speedup, "rows": rows},
     )
-    opened = open_head(head, bias)
-    n_classes, hidden_size = opened.weight.shape
+    opened = None if head is None else open_head(head, bias)
+    n_classes, hidden_size = (None, None) if opened is None else opened.weight.shape
     training = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
+    hidden_size = training.hidden.shape[1]
     valid = None
     if valid_hidden is not None and valid_labels is not None:
         valid = open_vectors(
             valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
         )
-    files = {"hidden": str(hidden), "labels": str(labels), "head": str(head)}
-    files |= {} if bias is None else {"bias": str(bias)}
+    given = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
+    files = {name: str(path) for name, path in given.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
     summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
     _say(folder, summary, f"{summary['mean_rows']:.1f} classes per answer")

@@ -78,6 +78,7 @@ class VectorsConfig(TrainConfig):
     rows: float | None = Field(None, gt=0)  # budget: classes scored per answer, on average
     speedup: float | None = Field(None, gt=0)  # budget: N / (rows + K)
     sample_rows: int = Field(200_000, ge=1)  # for clusters and for choosing classes
+    head_epochs: int = Field(5, ge=1)  # of a full softmax, if none is given
 
     # mitosis
     stage_epochs: int = Field(2, ge=1)  # of every stage but the last, on the sampled rows

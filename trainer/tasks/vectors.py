@@ -17,6 +17,7 @@ from service.errors import DSSError
 from trainer import evaluate, mitosis, runs
 from trainer.config import VectorsConfig, to_dict
 from trainer.files import write_json
+from trainer.head import fitted_head
 from trainer.layer import DSSoftmax
 from trainer.methods import METHODS, Problem
 from trainer.vectors import Head, Vectors
@@ -24,6 +25,7 @@ from trainer.vectors import Head, Vectors
 EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
 NORMALISERS = "normalisers.npy"
+HEAD = "head.npy"  # learned here, where none was given
 GROWTH = "growth.json"  # of a layer that was learned by pruning: memory and stages
 
 
@@ -55,7 +57,7 @@ def run(
     files: dict[str, str],
     training: Vectors,
     valid: Vectors | None,
-    head: Head,
+    head: Head | None,
     folder: Path,
     *,
     resume: bool = False,
@@ -66,15 +68,20 @@ def run(
     `normalisers` is where runs on the same vectors share what the full softmax makes of them.
     """
     check_experts(config)
-    budget = mean_rows_allowed(config, len(head.weight))
+    n_classes = count_classes(training, valid) if head is None else len(head.weight)
+    budget = mean_rows_allowed(config, n_classes)
     settings = {"task": "vectors", **files, **to_dict(config)}
     runs.check_run(folder, settings, resume=resume)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    biased = head.bias is not None
-    weight = with_bias(head)  # [N,D]
+    biased = head is not None and head.bias is not None
     labels = torch.from_numpy(training.labels.astype(np.int64))  # [M]
     inputs = MappedRows(training.hidden, biased=biased)
+    if head is None:
+        runs.open_run(folder, settings, resume=resume)
+        weight = fitted_head(config, inputs, labels, n_classes, folder / HEAD)  # [N,D]
+    else:
+        weight = with_bias(head)
     sampled = sample(len(labels), config.sample_rows, config.seed)
     tested = training if valid is None else valid
     rows = sample(len(tested.labels), EVALUATED_ROWS, config.seed + 1)
@@ -89,7 +96,7 @@ def run(
         budget=budget,
         folder=folder,
         resume=resume,
-        begin=lambda: runs.open_run(folder, settings, resume=resume),
+        begin=lambda: runs.open_run(folder, settings, resume=resume or head is None),
         normalisers=lambda: full_normalisers(
             inputs, len(labels), weight, normalisers or folder / NORMALISERS
         ),
@@ -128,6 +135,11 @@ def run(
     runs.save_layer(folder, layer, plain, biased=biased)
     write_json(folder / runs.SUMMARY, summary)
     return summary
+
+
+def count_classes(training: Vectors, valid: Vectors | None) -> int:
+    """N, where only labels tell it."""
+    return 1 + max(int(found.labels.max()) for found in (training, valid) if found is not None)
 
 
 def with_bias(head: Head) -> Tensor:
