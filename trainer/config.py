@@ -77,6 +77,7 @@ class VectorsConfig(TrainConfig):
     distil: float = Field(0.5, ge=0, le=1)
     rows: float | None = Field(None, gt=0)  # budget: classes scored per answer, on average
     speedup: float | None = Field(None, gt=0)  # budget: N / (rows + K)
+    train_rows: int | None = Field(None, ge=1)  # of the training vectors, at random; None: all
     sample_rows: int = Field(200_000, ge=1)  # for clusters and for choosing classes
     head_epochs: int = Field(5, ge=1)  # of a full softmax, if none is given
 

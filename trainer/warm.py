@@ -23,6 +23,7 @@ TEACHER_TOP = 10
 GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
+LEAST_TRAFFIC = 0.1  # of an equal share
 
 
 class BudgetImpossible(DSSError):
@@ -125,11 +126,11 @@ def with_one_copy(held: Tensor, wanted: Demand) -> Tensor:
     """Give each class that is nowhere a copy where it is the label most often for what it costs.
 
     An expert that hardly any row comes to would cost nothing, and a copy there would be one in
-    name only: so each expert counts as if it had an equal share of the traffic besides its own.
+    name only: so each expert counts as if it had a little traffic besides its own.
     """
     homeless = ~held.any(dim=0)
     traffic = wanted.labels.sum(dim=1)  # [K]
-    worth = (wanted.labels + 1e-3) / (traffic + traffic.mean())[:, None]  # [K,N]
+    worth = (wanted.labels + 1e-3) / (traffic + LEAST_TRAFFIC * traffic.mean())[:, None]  # [K,N]
     held = held.clone()
     held[worth.argmax(dim=0)[homeless], homeless.nonzero()[:, 0]] = True
     return held

@@ -43,12 +43,20 @@ class MappedRows:
     For a head with a bias each vector gets a constant 1 at its end: the bias is one more weight.
     """
 
-    def __init__(self, array: NDArray[np.floating[Any]], *, biased: bool = False) -> None:
+    def __init__(
+        self,
+        array: NDArray[np.floating[Any]],
+        *,
+        chosen: Tensor | None = None,  # numbers of the rows that count; None: all
+        biased: bool = False,
+    ) -> None:
         self._array = array
+        self._chosen = chosen
         self._biased = biased
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
-        found = torch.from_numpy(self._array[rows.numpy()].astype(np.float32))  # [b,D]
+        numbers = rows if self._chosen is None else self._chosen[rows]
+        found = torch.from_numpy(self._array[numbers.numpy()].astype(np.float32))  # [b,D]
         return nn.functional.pad(found, (0, 1), value=1.0) if self._biased else found
 
 
@@ -75,8 +83,10 @@ def run(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     biased = head is not None and head.bias is not None
+    chosen = chosen_rows(config, len(training.labels))
+    inputs = MappedRows(training.hidden, chosen=chosen, biased=biased)
     labels = torch.from_numpy(training.labels.astype(np.int64))  # [M]
-    inputs = MappedRows(training.hidden, biased=biased)
+    labels = of_chosen(labels, chosen)
     if head is None:
         runs.open_run(folder, settings, resume=resume)
         weight = fitted_head(config, inputs, labels, n_classes, folder / HEAD)  # [N,D]
@@ -97,8 +107,18 @@ def run(
         folder=folder,
         resume=resume,
         begin=lambda: runs.open_run(folder, settings, resume=resume or head is None),
-        normalisers=lambda: full_normalisers(
-            inputs, len(labels), weight, normalisers or folder / NORMALISERS
+        normalisers=lambda: (
+            full_normalisers(inputs, len(labels), weight, folder / NORMALISERS)
+            if normalisers is None
+            else of_chosen(
+                full_normalisers(
+                    MappedRows(training.hidden, biased=biased),
+                    len(training.labels),
+                    weight,
+                    normalisers,
+                ),
+                chosen,
+            )
         ),
         tested=lambda layer: layer_figures(layer, tested_hidden, tested_labels),
     )
@@ -135,6 +155,16 @@ def run(
     runs.save_layer(folder, layer, plain, biased=biased)
     write_json(folder / runs.SUMMARY, summary)
     return summary
+
+
+def chosen_rows(config: VectorsConfig, n_rows: int) -> Tensor | None:
+    if config.train_rows is None or config.train_rows >= n_rows:
+        return None
+    return sample(n_rows, config.train_rows, config.seed + 2).sort().values
+
+
+def of_chosen(values: Tensor, chosen: Tensor | None) -> Tensor:
+    return values if chosen is None else values[chosen]
 
 
 def count_classes(training: Vectors, valid: Vectors | None) -> int:
