@@ -55,7 +55,9 @@ def task() -> None:
 @click.option("--rows", type=int, default=20_000, show_default=True, help="Validation rows used.")
 @click.option("--latency/--no-latency", default=True, help="Take the time of single rows?")
 @click.option("--retrain-epochs", type=int, help="Of the control, each of its two rounds.")
+@click.option("--retrain-rows", type=int, help="Training rows that the control sees.")
 @click.option("--train-epochs", type=int, help="Of D-softmax and adaptive softmax.")
+@click.option("--train-rows", type=int, help="Training rows that these two see.")
 def language_model(
     data: Path,
     encoder: Path | None,

@@ -61,10 +61,10 @@ def of_method(comparison: Comparison, method: str) -> list[Point]:
 
 
 def _best(points: Iterable[Point]) -> Point | None:
-    """The one to report: on test rows if there is one, chosen before others, cheapest search."""
+    """The one to report: on test rows if there are any, the cheapest search, a chosen one first."""
     return min(
         points,
-        key=lambda p: (p.split != "test", not p.chosen, p.dial.get("experts_searched", 1)),
+        key=lambda p: (p.split != "test", p.dial.get("experts_searched", 1), not p.chosen),
         default=None,
     )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.baselines import learning
-from trainer.baselines.method import Baseline, Dial, Inputs, Search
+from trainer.baselines.method import Baseline, Dial, Inputs, Search, limit
 
 # Shares of the classes up to each cut, and by how much narrower each next cluster is.
 SETTINGS = (((0.05, 0.25), 4.0), ((0.1, 0.4), 4.0), ((0.1, 0.4), 2.0), ((0.25, 0.5), 2.0))
@@ -134,6 +134,7 @@ class Adaptive(Baseline):
                     ],
                     "div_value": div_value,
                     "epochs": epochs,
+                    **limit(self.inputs.options.train_rows),
                 },
                 "adaptive, cut at "
                 + " and ".join(f"{100 * share:g}%" for share in cuts)

@@ -19,7 +19,7 @@ from onnx import helper
 from torch import Tensor, nn
 
 from trainer.baselines import learning
-from trainer.baselines.method import Baseline, Dial, FixedCost, Inputs
+from trainer.baselines.method import Baseline, Dial, FixedCost, Inputs, limit
 from trainer.baselines.onnx_scan import OnnxScan
 
 # Shares of the classes in the first two buckets; the tail has the rest.
@@ -119,6 +119,8 @@ class DSoftmax(Baseline):
                 {
                     "shares": [*shares, round(1 - sum(shares), 6)],
                     "epochs": self.inputs.options.train_epochs,
+                    **limit(self.inputs.options.train_rows),
+                    **learning.drawn(self.inputs.n_classes),
                 },
                 "D-softmax, cut at " + " and ".join(f"{cut}%" for cut in cuts(shares)),
                 PAPER.get(shares),

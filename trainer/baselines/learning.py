@@ -142,6 +142,11 @@ def samples_softmax(n_classes: int) -> bool:
     return n_classes > SAMPLE_ABOVE
 
 
+def drawn(n_classes: int) -> dict[str, int]:
+    """For the record: how many classes the loss was estimated from, if it was."""
+    return {"sampled_classes": SAMPLES} if samples_softmax(n_classes) else {}
+
+
 def mixed_loss(student: Tensor, teacher: Tensor, target: Tensor, distil: float) -> Tensor:
     """Mean cross-entropy of logits [B,C] against a target column [B] and a teacher [B,C]."""
     loss: Tensor = _MixedLoss.apply(student, teacher, target, distil)

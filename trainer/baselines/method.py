@@ -73,6 +73,11 @@ class Inputs:
         return np.bincount(self.training.labels, minlength=self.n_classes)
 
 
+def limit(rows: int | None) -> dict[str, int]:
+    """For the record: how many training rows were seen, if not all."""
+    return {} if rows is None else {"rows": rows}
+
+
 @dataclass(frozen=True)
 class Dial:
     """One setting of a method."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.baselines import learning, onnx_scan
-from trainer.baselines.method import Baseline, Dial
+from trainer.baselines.method import Baseline, Dial, limit
 from trainer.baselines.scan import Scan
 from trainer.methods import WARM_ROUNDS
 
@@ -36,10 +36,9 @@ class FullRetrained(Baseline):
         return WARM_ROUNDS * self.inputs.options.retrain_epochs
 
     def dials(self) -> list[Dial]:
-        sampled = learning.samples_softmax(self.inputs.n_classes)
-        drawn = {"sampled_classes": learning.SAMPLES} if sampled else {}
+        how = learning.drawn(self.inputs.n_classes) | limit(self.inputs.options.retrain_rows)
         return [
-            Dial({"epochs": epochs, **drawn}, f"full softmax, epochs more: {epochs}")
+            Dial({"epochs": epochs, **how}, f"full softmax, epochs more: {epochs}")
             for epochs in range(1, self.n_epochs + 1)
         ]
 
