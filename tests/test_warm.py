@@ -9,7 +9,7 @@ from trainer.warm import BudgetImpossible, Demand
 
 # Two experts of 30 and 10 rows (u = 3/4, 1/4), four classes.
 DEMAND = Demand(
-    top=torch.tensor([[30.0, 15.0, 3.0, 0.0], [10.0, 0.0, 9.0, 0.0]]),
+    gain=torch.tensor([[30.0, 15.0, 3.0, 0.0], [10.0, 0.0, 9.0, 0.0]]),
     labels=torch.tensor([[20.0, 9.0, 1.0, 0.0], [4.0, 0.0, 6.0, 0.0]]),
     rows=torch.tensor([30.0, 10.0]),
 )
@@ -49,7 +49,7 @@ def test_keep_one_gives_the_others_a_place_where_it_pays() -> None:
 def test_an_expert_without_traffic_is_no_place_for_copies() -> None:
     """Class 1 is a label of 5 of 100 rows in one expert, and never in one that gets one row."""
     wanted = Demand(
-        top=torch.tensor([[100.0, 0.0], [1.0, 0.0]]),
+        gain=torch.tensor([[100.0, 0.0], [1.0, 0.0]]),
         rows=torch.tensor([100.0, 1.0]),
         labels=torch.tensor([[95.0, 5.0], [1.0, 0.0]]),
     )
@@ -90,13 +90,34 @@ def test_demand_counts_the_full_softmaxs_answers() -> None:
     sampled = warm.demand(gate, hidden[:50], head, hidden, labels)
     assert sampled.rows.tolist() == torch.bincount(which[:50], minlength=4).tolist()
     assert torch.equal(sampled.labels, found.labels)  # of all rows, however few are sampled
-    top = (hidden @ head.T).topk(10).indices
+    best, value = warm.answer_gains(hidden @ head.T)
     for expert in range(4):
         mine = which == expert
-        assert torch.equal(
-            found.top[expert].long(), torch.bincount(top[mine].flatten(), minlength=30)
-        )
+        expected = torch.bincount(best[mine].flatten(), value[mine].flatten(), minlength=30)
+        torch.testing.assert_close(found.gain[expert], expected)
         assert torch.equal(found.labels[expert].long(), torch.bincount(labels[mine], minlength=30))
+
+
+def test_what_an_answer_is_worth() -> None:
+    """Probabilities 1/2, 1/4, ...: without the first class 1/2 is lost and 1/4 moves up, ..."""
+    probability = 2.0 ** -torch.arange(1.0, 13.0)
+    probability[-1] *= 2  # so that they sum to one
+    order = torch.tensor([3, 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11])
+    logits = torch.empty(1, 12)
+    logits[0, order] = probability.log()
+    best, value = warm.answer_gains(logits)
+    assert best[0].tolist() == order[:10].tolist()
+    p = probability.tolist()
+    assert value[0, 0].item() == pytest.approx(3 * p[0] - p[1] - p[5] - p[10])
+    assert value[0, 4].item() == pytest.approx(2 * p[4] - p[5] - p[10])
+    assert value[0, 9].item() == pytest.approx(p[9] - p[10])
+
+
+def test_fewer_classes_than_answers() -> None:
+    best, value = warm.answer_gains(torch.tensor([[0.0, 1.0, 2.0]]))
+    assert best.tolist() == [[2, 1, 0]]
+    p = torch.softmax(torch.tensor([2.0, 1.0, 0.0]), dim=0).tolist()
+    assert value[0].tolist() == pytest.approx([3 * p[0] - p[1], 2 * p[1], 2 * p[2]])
 
 
 def test_a_layer_takes_known_rows_over_and_new_ones_from_the_head() -> None:

@@ -83,7 +83,7 @@ class VectorsConfig(TrainConfig):
 
     # mitosis
     stage_epochs: int = Field(2, ge=1)  # of every stage but the last, on the sampled rows
-    stage_memory: float = Field(1.5, gt=0)  # full softmaxes that its experts take at its end
+    stage_memory: float = Field(1.4, gt=0)  # full softmaxes that its experts take at its end
     clone_noise: float = Field(0.01, ge=0)  # relative to the size of a row
 
 
@@ -99,7 +99,11 @@ LASSOS = {
     "proximal": True,
     "beta2": 0.99,
 }
-METHOD_DEFAULTS: dict[str, dict[str, Any]] = {"warm": {}, "mitosis": LASSOS, "dense": LASSOS}
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
+    "warm": {},
+    "mitosis": LASSOS | {"sample_rows": 100_000, "epochs": 6},
+    "dense": LASSOS | {"epochs": 6},
+}
 
 
 def make_config(kind: type[Config], *differences: Mapping[str, Any]) -> Config:

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from service.errors import DSSError
-from trainer.evaluate import chunks
+from trainer.evaluate import RANKS, chunks
 from trainer.layer import DSSoftmax
 from trainer.train import Rows
 
-TEACHER_TOP = 10
 GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
@@ -34,7 +33,7 @@ class BudgetImpossible(DSSError):
 class Demand:
     """What each expert would be asked for."""
 
-    top: Tensor  # [K,N] how often the full softmax has a class among its first, by expert
+    gain: Tensor  # [K,N] right answers that a class is expected to give in an expert
     rows: Tensor  # [K] how many sampled rows each expert receives
     labels: Tensor  # [K,N] how often a class is the label, over all training rows
 
@@ -68,39 +67,56 @@ def _sharpness(logits: Tensor) -> float:
 
 @torch.no_grad()
 def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Tensor) -> Demand:
-    """Count what the full softmax would answer in each expert, over sampled rows `hidden` [S,D].
+    """Sum what the full softmax would answer in each expert, over sampled rows `hidden` [S,D].
 
     Labels are counted over all rows of `inputs`: a sample has too few of a rare class.
     """
     n_experts, n_classes = len(gate), len(head)
-    top = torch.zeros(n_experts * n_classes)
+    gain = torch.zeros(n_experts * n_classes)
     received = torch.zeros(n_experts)
     for part in chunks(len(hidden)):
         expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
-        best = (hidden[part] @ head.T).topk(min(TEACHER_TOP, n_classes), dim=1).indices
-        top += torch.bincount((expert[:, None] * n_classes + best).flatten(), minlength=len(top))
+        best, value = answer_gains(hidden[part] @ head.T)  # [b,10]
+        pairs = (expert[:, None] * n_classes + best).flatten()
+        gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
         received += torch.bincount(expert, minlength=n_experts)
     right = torch.zeros(n_experts * n_classes)
     for part in chunks(len(labels)):
         rows = torch.arange(part.start, min(part.stop, len(labels)))
         expert = (inputs[rows] @ gate.T).argmax(dim=1)
         right += torch.bincount(expert * n_classes + labels[rows], minlength=len(right))
-    return Demand(top.view(n_experts, -1), received, right.view(n_experts, -1))
+    return Demand(gain.view(n_experts, -1), received, right.view(n_experts, -1))
+
+
+def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The first classes of each row of logits [b,N], and what holding each is worth: both [b,10].
+
+    Where a class is missing the next one moves up into the first 1, 5 or 10. So what is lost is its
+    probability less that of the one behind; summed over the three.
+    """
+    last = min(RANKS[-1], logits.shape[1])
+    found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
+    probability = (found.values - logits.logsumexp(dim=1, keepdim=True)).exp()
+    value = torch.zeros_like(probability[:, :last])
+    for rank in RANKS:
+        behind = probability[:, rank : rank + 1] if rank < probability.shape[1] else 0.0
+        value[:, :rank] += probability[:, : min(rank, last)] - behind
+    return found.indices[:, :last], value
 
 
 def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
     """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
 
     A class in expert k costs u_k rows of the mean and helps the rows that want it there, so the
-    pairs are taken by the share of an expert's rows that want the class.
+    pairs are taken by what the class is worth to one of the expert's rows.
     """
-    share = wanted.top / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
 
     def held_above(threshold: float) -> Tensor:
         held = share > threshold
         return with_one_copy(held, wanted) if keep_one else held
 
-    low, high = 0.0, 1.0
+    low, high = 0.0, float(len(RANKS))
     if mean_cost(held_above(low), wanted) <= mean_rows:
         return held_above(low)
     for _ in range(SEARCH_STEPS):
