@@ -135,6 +135,9 @@ def test_folders_are_neither_overwritten_nor_resumed_with_other_settings(tmp_pat
     run(tmp_path / "a", config(epochs=1))
     with pytest.raises(runs.RunExists):
         run(tmp_path / "a", config(epochs=1))
+    folder, settings = tmp_path / "settings", {"epochs": 3, "threads": 1}
+    runs.open_run(folder, settings, resume=False)
+    runs.check_run(folder, settings | {"threads": 2}, resume=True)  # only how, not what
     with pytest.raises(runs.RunDiffers, match="epochs"):
         run(tmp_path / "a", config(epochs=2), resume=True)
 

@@ -69,7 +69,7 @@ class VectorsConfig(TrainConfig):
     gate_noise: float = Field(0.0, ge=0)
     epochs: int = Field(3, ge=1)  # of each round of the warm method; of the last stage of mitosis
     batch_size: int = Field(2000, ge=1)
-    learning_rate: float = Field(0.001, gt=0)
+    learning_rate: float = Field(0.002, gt=0)
     learning_rate_end: float = Field(0.02, ge=0, le=1)
     beta2: float = Field(0.999, gt=0, lt=1)
     lambda_load: float = Field(0.0, ge=0)
@@ -90,6 +90,7 @@ class VectorsConfig(TrainConfig):
 # What mitosis and dense training set otherwise: there the lassos choose the classes.
 LASSOS = {
     "batch_size": 1000,
+    "learning_rate": 0.001,
     "lambda_lasso": 0.001,
     "lambda_expert": 0.0,
     "lambda_load": 0.1,

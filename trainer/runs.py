@@ -20,6 +20,7 @@ LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes, biased: if
 HIDDEN = "hidden.npy"  # test rows, [S,D]; a biased layer takes a 1 after each
 LABELS = "labels.txt"
 PICTURE = "experts.png"
+FREE = {"threads", "checkpoint_seconds"}  # settings that a resumed run may change
 
 
 class RunExists(DSSError):
@@ -56,7 +57,8 @@ def check_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
         raise RunMissing(f"{folder} holds no run to resume.")
     else:
         before = json.loads(config.read_text())
-        changed = sorted(k for k in {*settings, *before} if settings.get(k) != before.get(k))
+        names = {*settings, *before} - FREE
+        changed = sorted(name for name in names if settings.get(name) != before.get(name))
         if changed:
             raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
 
