@@ -67,7 +67,7 @@ class VectorsConfig(TrainConfig):
     method: Literal["warm", "mitosis", "dense"] = "warm"
     n_experts: int = Field(64, ge=1)
     gate_noise: float = Field(0.0, ge=0)
-    epochs: int = Field(3, ge=1)  # of each round of the warm method; of the last stage of mitosis
+    epochs: int = Field(5, ge=1)  # of each round of the warm method; of the last stage of mitosis
     batch_size: int = Field(2000, ge=1)
     learning_rate: float = Field(0.002, gt=0)
     learning_rate_end: float = Field(0.02, ge=0, le=1)
