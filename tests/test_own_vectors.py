@@ -87,13 +87,13 @@ def test_learning_beats_the_start_it_comes_from(files: Path, tmp_path: Path) -> 
     )
 
     def accuracy(name: str, learning_rate: float) -> float:
-        changes = {"n_experts": 6, "batch_size": 100, "rows": 8.0, "keep_one": False, "epochs": 3}
+        changes = {"n_experts": 6, "batch_size": 100, "rows": 9.0, "keep_one": False, "epochs": 3}
         config = make_config(VectorsConfig, changes, {"learning_rate": learning_rate})
         summary = own.run(config, {}, training, valid, head, tmp_path / name)
-        assert summary["mean_rows"] <= 8.5
+        assert summary["mean_rows"] <= 9.5
         return float(summary["accuracy"])
 
-    assert accuracy("learned", 0.01) > accuracy("frozen", 1e-12)
+    assert accuracy("learned", 0.001) > accuracy("frozen", 1e-12)
 
 
 def test_an_interrupted_run_goes_on(files: Path, tmp_path: Path) -> None:

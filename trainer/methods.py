@@ -75,6 +75,10 @@ class Learned:
     stages: list[dict[str, Any]]  # of mitosis: figures at the end of each
     memory: list[dict[str, Any]]  # held rows in full softmaxes, while training went on
 
+    @property
+    def peak_memory(self) -> float:
+        return max(float(point["memory"]) for point in self.memory)
+
 
 def learn_warm(config: VectorsConfig, problem: Problem) -> Learned:
     """Clusters first; then gate and rows learn together; then, for where rows go now, classes are

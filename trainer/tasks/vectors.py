@@ -1,8 +1,9 @@
 """Training on somebody's hidden vectors, labels and trained head.
 
-M rows, D hidden, N classes, b rows asked for.
+M rows, D hidden, N classes, b rows asked for, T rows tested on.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from trainer.config import VectorsConfig, to_dict
 from trainer.files import write_json
 from trainer.head import fitted_head
 from trainer.layer import DSSoftmax
-from trainer.methods import METHODS, Problem
+from trainer.methods import METHODS, Learned, Problem
 from trainer.vectors import Head, Vectors
 
 EVALUATED_ROWS = 20_000
@@ -93,10 +94,15 @@ def run(
     else:
         weight = with_bias(head)
     sampled = sample(len(labels), config.sample_rows, config.seed)
-    tested = training if valid is None else valid
-    rows = sample(len(tested.labels), EVALUATED_ROWS, config.seed + 1)
-    tested_hidden = MappedRows(tested.hidden, biased=biased)[rows]
-    tested_labels = torch.from_numpy(tested.labels[rows.numpy()].astype(np.int64))
+    tested = held_out(training, valid, config.seed, biased=biased)
+
+    def find_normalisers() -> Tensor:
+        if normalisers is None:
+            return full_normalisers(inputs, len(labels), weight, folder / NORMALISERS)
+        everything = MappedRows(training.hidden, biased=biased)
+        found = full_normalisers(everything, len(training.labels), weight, normalisers)
+        return of_chosen(found, chosen)
+
     problem = Problem(
         inputs,
         labels,
@@ -107,25 +113,54 @@ def run(
         folder=folder,
         resume=resume,
         begin=lambda: runs.open_run(folder, settings, resume=resume or head is None),
-        normalisers=lambda: (
-            full_normalisers(inputs, len(labels), weight, folder / NORMALISERS)
-            if normalisers is None
-            else of_chosen(
-                full_normalisers(
-                    MappedRows(training.hidden, biased=biased),
-                    len(training.labels),
-                    weight,
-                    normalisers,
-                ),
-                chosen,
-            )
-        ),
-        tested=lambda layer: layer_figures(layer, tested_hidden, tested_labels),
+        normalisers=find_normalisers,
+        tested=tested.figures,
     )
     learned = METHODS[config.method](config, problem)
+    if learned.memory:
+        write_growth(folder / GROWTH, learned)
+    runs.save_layer(folder, learned.layer, tested.plain[:PARITY_ROWS], biased=biased)
+    summary = summarize(config, learned, tested, weight)
+    write_json(folder / runs.SUMMARY, summary)
+    return summary
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows that a layer is judged by."""
+
+    hidden: Tensor  # [T,D] as the layer takes them
+    labels: Tensor  # [T]
+    plain: NDArray[np.float32]  # [T,D] as the user has them
+    name: str
+
+    def figures(self, layer: DSSoftmax) -> dict[str, Any]:
+        utilization = evaluate.utilization(layer, self.hidden)
+        sizes = layer.expert_sizes
+        return {
+            "accuracy": evaluate.accuracy_at(layer, self.hidden, self.labels),
+            "mean_rows": float(utilization @ torch.tensor(sizes).double()),
+            "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization.tolist()),
+        }
+
+
+def held_out(training: Vectors, valid: Vectors | None, seed: int, *, biased: bool) -> HeldOut:
+    tested = training if valid is None else valid
+    rows = sample(len(tested.labels), EVALUATED_ROWS, seed + 1)
+    return HeldOut(
+        MappedRows(tested.hidden, biased=biased)[rows],
+        torch.from_numpy(tested.labels[rows.numpy()].astype(np.int64)),
+        MappedRows(tested.hidden)[rows].numpy(),
+        "training vectors" if valid is None else "validation vectors",
+    )
+
+
+def summarize(
+    config: VectorsConfig, learned: Learned, tested: HeldOut, head: Tensor
+) -> dict[str, Any]:
     layer = learned.layer.eval()
-    full = evaluate.full_accuracy_at(weight, tested_hidden, tested_labels)
-    found = layer_figures(layer, tested_hidden, tested_labels)
+    full = evaluate.full_accuracy_at(head, tested.hidden, tested.labels)
+    found = tested.figures(layer)
     summary = {
         "task": "vectors",
         "method": config.method,
@@ -136,25 +171,22 @@ def run(
         "full_accuracy": full["1"],
         "full_accuracy_at": full,
         "mean_copies": evaluate.copies(layer).double().mean().item(),
-        "utilization": evaluate.utilization(layer, tested_hidden).tolist(),
+        "utilization": evaluate.utilization(layer, tested.hidden).tolist(),
         "seed": config.seed,
         "seconds": round(learned.seconds, 1),
-        "on": "training vectors" if valid is None else "validation vectors",
+        "on": tested.name,
     }
     if learned.memory:
-        summary["peak_memory"] = max(point["memory"] for point in learned.memory)
-        write_json(
-            folder / GROWTH,
-            {
-                "peak_memory": summary["peak_memory"],
-                "stages": learned.stages,
-                "memory": [{"step": step, **now} for step, now in enumerate(learned.memory)],
-            },
-        )
-    plain = MappedRows(tested.hidden)[rows[:PARITY_ROWS]].numpy()
-    runs.save_layer(folder, layer, plain, biased=biased)
-    write_json(folder / runs.SUMMARY, summary)
+        summary["peak_memory"] = learned.peak_memory
     return summary
+
+
+def write_growth(file: Path, learned: Learned) -> None:
+    memory = [{"step": step, **now} for step, now in enumerate(learned.memory)]
+    write_json(
+        file,
+        {"peak_memory": learned.peak_memory, "stages": learned.stages, "memory": memory},
+    )
 
 
 def chosen_rows(config: VectorsConfig, n_rows: int) -> Tensor | None:
@@ -215,13 +247,3 @@ def mean_rows_allowed(config: VectorsConfig, n_classes: int) -> float:
 def sample(n_rows: int, wanted: int, seed: int) -> Tensor:
     """Some rows in random order, the same for the same seed."""
     return torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))[:wanted]
-
-
-def layer_figures(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> dict[str, Any]:
-    utilization = evaluate.utilization(layer, hidden)
-    sizes = layer.expert_sizes
-    return {
-        "accuracy": evaluate.accuracy_at(layer, hidden, labels),
-        "mean_rows": float(utilization @ torch.tensor(sizes).double()),
-        "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization.tolist()),
-    }
