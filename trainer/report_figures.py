@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 
 import matplotlib as mpl
 import numpy as np
@@ -241,34 +241,27 @@ def _round_numbers(low: float, high: float) -> list[float]:
 
 
 def memory_curve(memory: Sequence[MemoryPoint], published_peak: float | None) -> bytes:
-    """Parameters in memory while the experts double, in full softmaxes."""
-    steps = [point.step for point in memory]
+    """Parameters in memory while the experts double, in full softmaxes: a column for each stage."""
+    stages = [list(points) for _, points in groupby(memory, key=lambda point: point.experts)]
+    places = [
+        number + step / len(points)
+        for number, points in enumerate(stages)
+        for step in range(len(points))
+    ]
     values = [point.memory for point in memory]
-    peak = max(memory, key=lambda point: point.memory)
+    peak = values.index(max(values))
+    end = len(stages)
     with drawing(8.5, 3.8) as figure:
         axes = figure.add_subplot()
-        axes.plot(steps, values, color=OURS, linewidth=1.8, drawstyle="steps-post")
-        axes.fill_between(steps, values, color=OURS, alpha=0.12, linewidth=0, step="post")
-        top = 1.12 * max(values + ([published_peak] if published_peak else []))
-        starts = [memory[0]] + [
-            now for before, now in pairwise(memory) if now.experts != before.experts
-        ]
-        for number, start in enumerate(starts):
-            if number:
-                axes.axvline(start.step, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
-            text = f"{start.experts} experts" if number == 0 else str(start.experts)
-            axes.annotate(
-                text,
-                (start.step, top),
-                xytext=(4, -2),
-                textcoords="offset points",
-                va="top",
-                color=FAINT,
-            )
-        axes.plot(peak.step, peak.memory, "o", color=OURS, markersize=5, clip_on=False)
+        outline = [*places, end], [*values, values[-1]]
+        axes.plot(*outline, color=OURS, linewidth=1.8, drawstyle="steps-post")
+        axes.fill_between(*outline, color=OURS, alpha=0.12, linewidth=0, step="post")
+        for number in range(1, end):
+            axes.axvline(number, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.plot(places[peak], values[peak], "o", color=OURS, markersize=5, clip_on=False)
         axes.annotate(
-            f"peak {peak.memory:.2f}",
-            (peak.step, peak.memory),
+            f"peak {values[peak]:.2f}",
+            (places[peak], values[peak]),
             xytext=(6, 5),
             textcoords="offset points",
             color=OURS,
@@ -277,7 +270,7 @@ def memory_curve(memory: Sequence[MemoryPoint], published_peak: float | None) ->
         axes.axhline(1, color=INK, linewidth=1)
         axes.annotate(
             "one full softmax",
-            (steps[-1], 1),
+            (end, 1),
             xytext=(0, 3),
             textcoords="offset points",
             ha="right",
@@ -287,16 +280,20 @@ def memory_curve(memory: Sequence[MemoryPoint], published_peak: float | None) ->
             axes.axhline(published_peak, color=FAINT, linewidth=1, linestyle=(0, (5, 3)))
             axes.annotate(
                 f"the paper's peak, {published_peak:g}",
-                (steps[-1], published_peak),
+                (end, published_peak),
                 xytext=(0, 3),
                 textcoords="offset points",
                 ha="right",
                 color=FAINT,
             )
-        axes.set_ylim(0, top)
-        axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        axes.set_xlabel("training step (dotted: every expert splits in two)")
+        axes.set_ylim(0, 1.12 * max(values + ([published_peak] if published_peak else [])))
+        axes.set_xlim(0, end)
+        axes.set_xticks(
+            [number + 0.5 for number in range(end)],
+            [f"{points[0].experts} experts" for points in stages],
+        )
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlabel("while it trains; at each dotted line every expert splits in two")
         axes.set_ylabel("parameters in memory,\nin full softmaxes")
         return png(figure)
 
