@@ -218,6 +218,14 @@ def test_a_run_with_a_budget_ends_within_it(tmp_path: Path) -> None:
     assert not progress.over_budget
 
 
+def test_a_layer_within_its_budget_loses_nothing(tmp_path: Path) -> None:
+    settings = config(prune_threshold=1e9, sparsify_from_epoch=1, prune_every=1)
+    data, _ = synthetic.split(synthetic.generate(SIZE, 10, seed=0), 2)
+    layer = DSSoftmax(synthetic.HIDDEN_SIZE, SIZE.n_classes, 3)
+    train(settings, synthetic.make_encoder(), layer, data, tmp_path, budget=12.0)
+    assert layer.expert_sizes == [12, 12, 12]
+
+
 def test_noise_falls_to_zero() -> None:
     settings = TrainConfig(gate_noise=2.0, gate_noise_epochs=4)
     assert [gate_noise(settings, epoch) for epoch in (0, 1, 4, 9)] == [2.0, 1.5, 0.0, 0.0]

@@ -137,10 +137,11 @@ def train(
                     needed = rescue(layer, optimizer, tallies.recent_load, hidden, expert)
                     progress.settled = not needed
                     tallies.recent_load.zero_()
-                progress.sparsifying |= may_sparsify(
-                    config, progress, progress.epoch + progress.step / n_batches
-                )
-                if progress.sparsifying and due(progress.step, config.prune_every):
+                if not progress.sparsifying:
+                    epoch = progress.epoch + progress.step / n_batches
+                    progress.sparsifying = may_sparsify(config, progress, epoch)
+                    progress.over_budget = over_budget(layer, tallies, budget)
+                elif due(progress.step, config.prune_every):
                     prune_small_rows(config, layer, optimizer, tallies, progress)
                     watch_budget(config, layer, tallies, progress, budget)
                 shown = live_figures(layer, tallies.epoch_load, progress.terms)
@@ -256,12 +257,18 @@ def watch_budget(
     """Dual ascent on the cost: press harder while it is over the budget, let go when it is not."""
     if budget is None:
         return
-    utilization = tallies.recent_load / tallies.recent_load.sum()
-    cost = float(utilization @ torch.tensor(layer.expert_sizes, dtype=utilization.dtype))
-    progress.over_budget = cost > budget
+    progress.over_budget = over_budget(layer, tallies, budget)
     if progress.over_budget:
         progress.pressure *= config.pressure_growth
     tallies.recent_load /= 2
+
+
+def over_budget(layer: DSSoftmax, tallies: Tallies, budget: float | None) -> bool:
+    """Are more classes scored per row than allowed? Without a budget fewer are always wanted."""
+    if budget is None:
+        return True
+    utilization = tallies.recent_load / tallies.recent_load.sum().clamp_min(1)
+    return float(utilization @ torch.tensor(layer.expert_sizes, dtype=utilization.dtype)) > budget
 
 
 def prune_small_rows(
