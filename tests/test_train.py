@@ -222,7 +222,7 @@ def test_a_layer_within_its_budget_loses_nothing(tmp_path: Path) -> None:
     settings = config(prune_threshold=1e9, sparsify_from_epoch=1, prune_every=1)
     data, _ = synthetic.split(synthetic.generate(SIZE, 10, seed=0), 2)
     layer = DSSoftmax(synthetic.HIDDEN_SIZE, SIZE.n_classes, 3)
-    train(settings, synthetic.make_encoder(), layer, data, tmp_path, budget=12.0)
+    train(settings, synthetic.make_encoder(), layer, data, tmp_path, budget=12.5)
     assert layer.expert_sizes == [12, 12, 12]
 
 
