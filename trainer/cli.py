@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 INTERRUPTED = 130
+OVER_BUDGET = 1.05  # traffic on held-out rows differs a little from that in training
 
 
 NPY = click.Path(path_type=Path)
@@ -151,6 +152,12 @@ def _train_vectors(
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
     summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
     _say(folder, summary, f"{summary['mean_rows']:.1f} classes per answer")
+    if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
+        click.echo(
+            f"This is over the budget of {summary['rows_asked']:.1f} classes per answer:"
+            " train for more epochs, or allow more.",
+            err=True,
+        )
 
 
 def _say(folder: Path, summary: dict[str, Any], more: str) -> None:

@@ -120,7 +120,7 @@ def run(
     if learned.memory:
         write_growth(folder / GROWTH, learned)
     runs.save_layer(folder, learned.layer, tested.plain[:PARITY_ROWS], biased=biased)
-    summary = summarize(config, learned, tested, weight)
+    summary = summarize(config, learned, tested, weight) | {"rows_asked": budget}
     write_json(folder / runs.SUMMARY, summary)
     return summary
 
