@@ -23,6 +23,8 @@ GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able 
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
 LEAST_TRAFFIC = 0.1  # of an equal share
+COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take ...
+THRIFT = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)  # ... by going to quieter experts
 
 
 class BudgetImpossible(DSSError):
@@ -111,10 +113,11 @@ def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
     pairs are taken by what the class is worth to one of the expert's rows.
     """
     share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    home = homes(wanted, COPIES * mean_rows) if keep_one else None
 
     def held_above(threshold: float) -> Tensor:
         held = share > threshold
-        return with_one_copy(held, wanted) if keep_one else held
+        return held if home is None else with_one_copy(held, home)
 
     low, high = 0.0, float(len(RANKS))
     if mean_cost(held_above(low), wanted) <= mean_rows:
@@ -138,17 +141,28 @@ def mean_cost(held: Tensor, wanted: Demand) -> float:
     return float(wanted.utilization @ held.sum(dim=1).float())
 
 
-def with_one_copy(held: Tensor, wanted: Demand) -> Tensor:
-    """Give each class that is nowhere a copy where it is the label most often for what it costs.
+def homes(wanted: Demand, affordable: float) -> Tensor:
+    """The expert [N] in which each class has its copy if it is wanted nowhere else.
 
-    An expert that hardly any row comes to would cost nothing, and a copy there would be one in
-    name only: so each expert counts as if it had a little traffic besides its own.
+    That is where the class is the label most often for what a row there costs. An expert that
+    hardly any row comes to would cost nothing, and a copy there would be one in name only: so each
+    expert counts as if it had a little traffic besides its own. Where all copies together cost more
+    than is affordable, the price of a row weighs more and more.
     """
-    homeless = ~held.any(dim=0)
     traffic = wanted.labels.sum(dim=1)  # [K]
-    worth = (wanted.labels + 1e-3) / (traffic + LEAST_TRAFFIC * traffic.mean())[:, None]  # [K,N]
+    price = (traffic + LEAST_TRAFFIC * traffic.mean()) / traffic.sum().clamp_min(1)
+    for thrift in THRIFT:
+        home = ((wanted.labels + 1e-3) / price[:, None] ** thrift).argmax(dim=0)
+        if float(wanted.utilization[home].sum()) <= affordable:
+            break
+    return home
+
+
+def with_one_copy(held: Tensor, home: Tensor) -> Tensor:
+    """Give each class that is nowhere a copy in its home [N]."""
+    homeless = (~held.any(dim=0)).nonzero()[:, 0]
     held = held.clone()
-    held[worth.argmax(dim=0)[homeless], homeless.nonzero()[:, 0]] = True
+    held[home[homeless], homeless] = True
     return held
 
 

@@ -224,16 +224,21 @@ def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) ->
 
     With it a row's teacher is scored on the classes of one expert only, so epochs are cheap.
     """
-    if not file.exists():
-        parts = tqdm(list(evaluate.chunks(n_rows)), desc="full softmax", disable=None)
-        found = [
+    if file.exists():
+        kept = np.load(file, allow_pickle=False)
+        if len(kept) == n_rows:
+            return torch.from_numpy(kept)
+    parts = tqdm(list(evaluate.chunks(n_rows)), desc="full softmax", disable=None)
+    found = torch.cat(
+        [
             (rows[torch.arange(part.start, min(part.stop, n_rows))] @ head.T).logsumexp(dim=1)
             for part in parts
         ]
-        temporary = file.with_name(f"partial-{file.name}")
-        np.save(temporary, torch.cat(found).numpy())
-        temporary.replace(file)
-    return torch.from_numpy(np.load(file, allow_pickle=False))
+    )
+    temporary = file.with_name(f"partial-{file.name}")
+    np.save(temporary, found.numpy())
+    temporary.replace(file)
+    return found
 
 
 def mean_rows_allowed(config: VectorsConfig, n_classes: int) -> float:
