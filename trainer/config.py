@@ -72,7 +72,7 @@ class VectorsConfig(TrainConfig):
     learning_rate: float = Field(0.002, gt=0)
     learning_rate_end: float = Field(0.02, ge=0, le=1)
     beta2: float = Field(0.999, gt=0, lt=1)
-    lambda_load: float = Field(0.05, ge=0)
+    lambda_load: float = Field(0.3, ge=0)
     sparsify_below: float = Field(0.0, ge=0)  # the warm method chooses classes by the budget alone
     distil: float = Field(0.5, ge=0, le=1)
     rows: float | None = Field(None, gt=0)  # budget: classes scored per answer, on average
