@@ -90,7 +90,6 @@ class VectorsConfig(TrainConfig):
 # What mitosis and dense training set otherwise: there the lassos choose the classes.
 LASSOS = {
     "batch_size": 1000,
-    "learning_rate": 0.001,
     "lambda_lasso": 0.001,
     "lambda_expert": 0.0,
     "lambda_load": 0.1,
@@ -98,7 +97,7 @@ LASSOS = {
     "prune_threshold": 0.01,
     "prune_every": 10,
     "proximal": True,
-    "beta2": 0.99,
+    "beta2": 0.995,
 }
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "warm": {},
