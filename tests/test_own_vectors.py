@@ -177,7 +177,7 @@ def test_other_methods_give_the_same_kind_of_bundle(
     done = dss(*arguments(files), *chosen, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / runs.SUMMARY).read_text())
-    growth = json.loads((tmp_path / "run" / own.GROWTH).read_text())
+    growth = json.loads((tmp_path / "run" / runs.GROWTH).read_text())
     assert summary["method"] == method
     assert summary["accuracy"] >= summary["full_accuracy"] - 0.02
     assert summary["mean_rows"] < 32 and summary["mean_copies"] >= 1

@@ -339,7 +339,7 @@ def test_without_test_rows_the_page_says_validation(tmp_path: Path) -> None:
 def test_a_layer_by_itself_has_a_page(tmp_path: Path) -> None:
     run = write_layer(tmp_path / "own", tiny_layer(dropped=7), [0.5, 0.25, 0.25], speedup=1.5)
     lines = [{"step": i, "experts": 2 + 2 * (i > 2), "rows": 9, "memory": 1.9} for i in range(5)]
-    (run / "memory.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(run / runs.GROWTH, {"peak_memory": 1.9, "stages": [], "memory": lines})
     written = report.write([run], tmp_path / "out", COMMAND)
     text = Parsed(written.page).text
     for shown in ("0.2512", "0.2468", "1.23\u00d7", "6.8", "1.667", "12.3 s"):
@@ -350,12 +350,10 @@ def test_a_layer_by_itself_has_a_page(tmp_path: Path) -> None:
     assert "dss train" in text
 
 
-@pytest.mark.parametrize("name", ["memory.jsonl", "growth.json"])
-def test_memory_is_read_wherever_the_run_logged_it(tmp_path: Path, name: str) -> None:
+def test_memory_is_read_where_the_run_logged_it(tmp_path: Path) -> None:
     run = write_layer(tmp_path / "own", tiny_layer(), [1.0, 0.0, 0.0])
     points = [{"step": i, "experts": 2, "rows": 9, "memory": 1.9 - i} for i in range(2)]
-    lines = "".join(json.dumps(point) + "\n" for point in points)
-    (run / name).write_text(lines if name == "memory.jsonl" else json.dumps({"memory": points}))
+    (run / runs.GROWTH).write_text(json.dumps({"memory": points}))
     opened = report_data.open_run(run)
     assert isinstance(opened, report_data.LayerRun)
     assert [point.memory for point in opened.memory] == [1.9, pytest.approx(0.9)]

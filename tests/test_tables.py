@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_corpus import write_corpus
 
+from trainer import runs
 from trainer.plan import PlanInvalid, read_plan
 from trainer.tasks import tables
 
@@ -61,7 +62,7 @@ def command(folder: Path) -> list[object]:
 
 
 def test_results_hold_every_layer_on_both_splits(run: Path) -> None:
-    results = json.loads((run / tables.RESULTS).read_text())
+    results = json.loads((run / runs.RESULTS).read_text())
     assert results["task"] == "language-model" and results["corpus"] == "ptb"
     assert list(results["layers"]) == ["ds-2", "ds-2-free", "grown", "d2-s10"]
     assert results["layers"]["ds-2"]["keep_one"] and not results["layers"]["ds-2-free"]["keep_one"]
@@ -86,11 +87,11 @@ def test_what_is_finished_is_not_done_again(run: Path) -> None:
         for path in (run / name).rglob("*")
         if path.is_file()
     }
-    results = (run / tables.RESULTS).read_text()
+    results = (run / runs.RESULTS).read_text()
     done = dss(*command(run.parent), "--resume")
     assert done.returncode == 0, done.stderr
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    assert (run / tables.RESULTS).read_text() == results
+    assert (run / runs.RESULTS).read_text() == results
 
 
 @pytest.mark.parametrize(

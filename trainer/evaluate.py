@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.layer import DSSoftmax
+from trainer.train import Rows
 
 CHUNK = 4096
 RANKS = (1, 5, 10)
@@ -56,6 +57,17 @@ def utilization(layer: DSSoftmax, hidden: Tensor) -> Tensor:
     """u_k: the share of rows that each expert receives, [K]."""
     counts = torch.bincount(layer.route(hidden).expert, minlength=layer.n_experts)
     return counts.double() / len(hidden)
+
+
+@torch.no_grad()
+def label_counts(gate: Tensor, inputs: Rows, labels: Tensor, n_classes: int) -> Tensor:
+    """How many rows of each class a gate [K,D] sends to each expert, [K,N]."""
+    counts = torch.zeros(len(gate) * n_classes)
+    for part in chunks(len(labels)):
+        rows = torch.arange(part.start, min(part.stop, len(labels)))
+        expert = (inputs[rows] @ gate.T).argmax(dim=1)
+        counts += torch.bincount(expert * n_classes + labels[rows], minlength=len(counts))
+    return counts.view(len(gate), n_classes)
 
 
 def copies(layer: DSSoftmax) -> Tensor:

@@ -3,6 +3,8 @@
 M rows, D hidden, N classes.
 """
 
+import math
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +39,16 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
     width = inputs[torch.arange(1)].shape[1]
     weight = torch.zeros(n_classes, width, requires_grad=True)
     optimizer = torch.optim.Adam([weight], lr=LEARNING_RATE, fused=True)
-    batches = [
-        rows
-        for epoch in range(config.head_epochs)
-        for rows in epoch_batches(len(labels), BATCH, config.seed, epoch)
-    ]
+    n_steps = config.head_epochs * math.ceil(len(labels) / BATCH)
+    batches = chain.from_iterable(
+        epoch_batches(len(labels), BATCH, config.seed, epoch) for epoch in range(config.head_epochs)
+    )
     torch.manual_seed(config.seed)
     with stop_requests() as stopped:
-        for step, rows in enumerate(tqdm(batches, desc="full softmax", disable=None)):
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / len(batches))
+        for step, rows in enumerate(
+            tqdm(batches, total=n_steps, desc="full softmax", disable=None)
+        ):
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / n_steps)
             hidden = inputs[rows]  # [B,D]
             if n_classes > sampling.sample_above:
                 loss = sampled_loss(hidden, labels[rows], weight, proposal, sampling.samples)

@@ -10,7 +10,7 @@ B rows, S sampled rows, D hidden, K experts, N classes, R kept rows.
 import torch
 from torch import Tensor
 
-from trainer.evaluate import chunks
+from trainer.evaluate import label_counts
 from trainer.layer import DSSoftmax
 from trainer.prune import spare_best
 from trainer.rescue import leaning
@@ -49,13 +49,8 @@ def heirs(
     Those whose class some training row reaches the clone with; and, if asked for, of a class that
     would be lost the copy with most contexts.
     """
-    n_classes = layer.n_classes
-    contexts = torch.zeros(len(gate) * n_classes)  # by (clone, class)
-    for part in chunks(len(labels)):
-        rows = torch.arange(part.start, min(part.stop, len(labels)))
-        clone = (inputs[rows] @ gate.T).argmax(dim=1)
-        contexts += torch.bincount(clone * n_classes + labels[rows], minlength=len(contexts))
-    found = contexts[doubled_keys(layer)]  # [2R]
+    contexts = label_counts(gate, inputs, labels, layer.n_classes)  # by clone and class
+    found = contexts.flatten()[doubled_keys(layer)]  # [2R]
     kept = found > 0
     if not keep_one:
         return kept

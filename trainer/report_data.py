@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from service.errors import DSSError
-from trainer import runs
+from trainer import hidden, runs
 
-RESULTS = "results.json"
-LAYERS = "layers"
-HIDDEN = "hidden"
-MEMORY = "memory.jsonl"  # one line a point, or ...
-GROWTH = "growth.json"  # ... all of them under "memory"
-TRAINING_LABELS = "train.labels.npy"
 RANKS = ("1", "5", "10")
 HARDLY_USED = 0.001  # of all rows; an expert that gets fewer
 
@@ -142,7 +136,7 @@ class Results(BaseModel):
     mitosis: Mitosis | None = None
 
 
-def parse_results(content: object, where: str = RESULTS) -> Results:
+def parse_results(content: object, where: str = runs.RESULTS) -> Results:
     try:
         return Results.model_validate(content)
     except ValidationError as error:
@@ -218,18 +212,21 @@ def open_run(folder: Path) -> Run:
 
 
 def _open_language_model(folder: Path, config: dict[str, Any]) -> LanguageModelRun:
-    words = _names(folder / HIDDEN / runs.LABELS)
-    labels = folder / HIDDEN / TRAINING_LABELS
-    if not (folder / RESULTS).is_file() or words is None or not labels.is_file():
+    words = _names(folder / hidden.FOLDER / runs.LABELS)
+    labels = hidden.labels_file(folder / hidden.FOLDER, "train")
+    file = folder / runs.RESULTS
+    if not file.is_file() or words is None or not labels.is_file():
         raise runs.RunUnfinished(f"The run in {folder} has not finished; resume it first.")
-    results = parse_results(_read_json(folder / RESULTS), str(folder / RESULTS))
+    results = parse_results(_read_json(file), str(file))
     unknown = {p.name for p in results.comparison.measured if p.method == "ds"} - {*results.layers}
     if unknown:
-        raise ResultsMalformed(f"{folder / RESULTS} measures layers it does not list: {unknown}.")
+        raise ResultsMalformed(
+            f"{folder / runs.RESULTS} measures layers it does not list: {unknown}."
+        )
     kept = {n: layer for n, layer in results.layers.items() if layer.keep_one and not layer.svd}
     most = max((layer.n_experts for layer in kept.values()), default=0)
     pictured = {
-        name: _read_layer(folder / LAYERS / name, layer.title, words, labels)
+        name: _read_layer(folder / runs.LAYERS / name, layer.title, words, labels)
         for name, layer in kept.items()
         if layer.n_experts == most
     }
@@ -244,13 +241,11 @@ def _open_layer_run(folder: Path, config: dict[str, Any], words: Sequence[str] |
 
 
 def _memory(folder: Path) -> list[MemoryPoint]:
+    file = folder / runs.GROWTH
+    if not file.is_file():
+        return []
     try:
-        if (folder / GROWTH).is_file():
-            points = json.loads((folder / GROWTH).read_text())["memory"]
-        elif (folder / MEMORY).is_file():
-            points = [json.loads(line) for line in (folder / MEMORY).read_text().splitlines()]
-        else:
-            return []
+        points = json.loads(file.read_text())["memory"]
         return [MemoryPoint.model_validate(point) for point in points]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunUnreadable(f"The memory log in {folder} cannot be read.") from error

@@ -20,6 +20,9 @@ LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes, biased: if
 HIDDEN = "hidden.npy"  # test rows, [S,D]; a biased layer takes a 1 after each
 LABELS = "labels.txt"
 PICTURE = "experts.png"
+GROWTH = "growth.json"  # of a layer that was learned by pruning: memory and stages
+LAYERS = "layers"  # of a task: one run for each layer it trained
+RESULTS = "results.json"  # of a task: its tables
 FREE = {"threads", "checkpoint_seconds"}  # settings that a resumed run may change
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from service.errors import DSSError
-from trainer.evaluate import RANKS, chunks
+from trainer.evaluate import RANKS, chunks, label_counts
 from trainer.layer import DSSoftmax
 from trainer.train import Rows
 
@@ -82,12 +82,8 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
         pairs = (expert[:, None] * n_classes + best).flatten()
         gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
         received += torch.bincount(expert, minlength=n_experts)
-    right = torch.zeros(n_experts * n_classes)
-    for part in chunks(len(labels)):
-        rows = torch.arange(part.start, min(part.stop, len(labels)))
-        expert = (inputs[rows] @ gate.T).argmax(dim=1)
-        right += torch.bincount(expert * n_classes + labels[rows], minlength=len(right))
-    return Demand(gain.view(n_experts, -1), received, right.view(n_experts, -1))
+    right = label_counts(gate, inputs, labels, n_classes)
+    return Demand(gain.view(n_experts, -1), received, right)
 
 
 def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ from trainer.tasks import vectors as own
 from trainer.vectors import Head, Vectors, open_head, open_vectors
 
 PRESETS = Path(__file__).parent
-LAYERS = "layers"  # folder of one run for each trained layer
 BUNDLES = "bundles"
 COMPARISON = "comparison"  # folder of what is finished of it
-RESULTS = "results.json"
 
 
 def preset(corpus: str) -> Path:
@@ -64,7 +63,7 @@ def run(
         "comparison": comparison,
         "mitosis": growth(folder, plan),
     }
-    write_json(folder / RESULTS, results)
+    write_json(folder / runs.RESULTS, results)
     return results
 
 
@@ -87,7 +86,7 @@ def train_layer(
     head: Head,
     threads: int | None,
 ) -> dict[str, Any]:
-    run_folder, files = folder / LAYERS / name, folder / hidden.FOLDER
+    run_folder, files = folder / runs.LAYERS / name, folder / hidden.FOLDER
     if (run_folder / runs.SUMMARY).exists():
         return json.loads((run_folder / runs.SUMMARY).read_text())
     names = {
@@ -112,20 +111,19 @@ def export_layer(folder: Path, name: str, planned: PlannedLayer) -> Path:
     if not destination.exists():
         svd = planned.svd
         export(
-            folder / LAYERS / (planned.of or name),
+            folder / runs.LAYERS / (planned.of or name),
             destination,
             folder / hidden.FOLDER / runs.LABELS,
-            None if svd is None else Approximation(svd.window, svd.share, svd.above),
+            None if svd is None else Approximation(**asdict(svd)),
         )
     return destination
 
 
 def layer_facts(folder: Path, plan: Plan, name: str) -> dict[str, Any]:
     planned = plan[name]
-    trained = folder / LAYERS / (planned.of or name)
+    trained = folder / runs.LAYERS / (planned.of or name)
     config = json.loads((trained / runs.CONFIG).read_text())
     summary = json.loads((trained / runs.SUMMARY).read_text())
-    svd = planned.svd
     return {
         "title": planned.title,
         "paper": planned.paper,
@@ -135,9 +133,7 @@ def layer_facts(folder: Path, plan: Plan, name: str) -> dict[str, Any]:
         "method": config["method"],
         "speedup_asked": config["speedup"],
         "train_seconds": summary["seconds"],
-        "svd": None
-        if svd is None
-        else {"window": svd.window, "share": svd.share, "above": svd.above},
+        "svd": None if planned.svd is None else asdict(planned.svd),
     }
 
 
@@ -145,7 +141,7 @@ def growth(folder: Path, plan: Plan) -> dict[str, Any] | None:
     """How the first layer that was learned by mitosis grew."""
     for name, planned in plan.items():
         if planned.settings.get("method") == "mitosis":
-            grown = json.loads((folder / LAYERS / name / own.GROWTH).read_text())
+            grown = json.loads((folder / runs.LAYERS / name / runs.GROWTH).read_text())
             stages = [{**stage, "split": "valid"} for stage in grown["stages"]]
             return {"layer": name, **grown, "stages": stages}
     return None

@@ -27,7 +27,6 @@ EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
 NORMALISERS = "normalisers.npy"
 HEAD = "head.npy"  # learned here, where none was given
-GROWTH = "growth.json"  # of a layer that was learned by pruning: memory and stages
 
 
 class TwoBudgets(DSSError):
@@ -118,7 +117,7 @@ def run(
     )
     learned = METHODS[config.method](config, problem)
     if learned.memory:
-        write_growth(folder / GROWTH, learned)
+        write_growth(folder / runs.GROWTH, learned)
     runs.save_layer(folder, learned.layer, tested.plain[:PARITY_ROWS], biased=biased)
     summary = summarize(config, learned, tested, weight) | {"rows_asked": budget}
     write_json(folder / runs.SUMMARY, summary)
