@@ -357,7 +357,7 @@ def test_memory_is_read_where_the_run_logged_it(tmp_path: Path) -> None:
     opened = report_data.open_run(run)
     assert isinstance(opened, report_data.LayerRun)
     assert [point.memory for point in opened.memory] == [1.9, pytest.approx(0.9)]
-    (run / name).write_text("{")
+    (run / runs.GROWTH).write_text("{")
     with pytest.raises(report_data.RunUnreadable):
         report_data.open_run(run)
 
