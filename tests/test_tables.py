@@ -47,9 +47,13 @@ def dss(*arguments: object) -> subprocess.CompletedProcess[str]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     (folder / "plan.toml").write_text(PLAN)
-    done = dss(*command(folder))
+    layers = dss(*command(folder), "--until", "layers")
+    assert layers.returncode == 0, layers.stderr
+    assert "DS-2, mitosis" in layers.stdout
+    assert (folder / "run" / tables.BUNDLES / "d2-s10").exists()
+    assert not (folder / "run" / tables.COMPARISON).exists()  # so no test word was read for them
+    done = dss(*command(folder), "--resume")
     assert done.returncode == 0, done.stderr
-    assert "DS-2, mitosis" in done.stdout
     return folder / "run"
 
 

@@ -41,10 +41,11 @@ def task() -> None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One such setting.")
 @click.option(
     "--until",
-    type=click.Choice(["hidden", "tables"]),
+    type=click.Choice(["hidden", "layers", "tables"]),
     default="tables",
     show_default=True,
-    help="Stop after the hidden vectors, or train, compare and report as well.",
+    help="Stop after the hidden vectors, or after the layers of the plan (no test word is read"
+    " for them), or compare and report as well.",
 )
 @click.option(
     "--plan",
@@ -80,6 +81,7 @@ def language_model(
     from trainer.config import make_config, parse_setting, read_toml
     from trainer.encoder_train import EncoderConfig
     from trainer.tasks import language_model as lm
+    from trainer.tasks import tables
     from trainer.train import Interrupted
 
     chosen = make_config(
@@ -98,8 +100,11 @@ def language_model(
             f"{out}: {figures['n_classes']} classes; full softmax on the test words:"
             f" perplexity {test['perplexity']:.1f}, accuracy at 1/5/10 {at}"
         )
+        layers = planned or read_plan(tables.preset(figures["corpus"]))
+        if until == "layers":
+            tables.train_layers(out, layers, threads=chosen.threads, say=click.echo)
         if until == "tables":
-            _tables(out, figures["corpus"], planned, methods, chosen.threads, options)
+            _tables(out, layers, methods, chosen.threads, options)
     except Interrupted as interruption:
         click.echo(str(interruption), err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -107,8 +112,7 @@ def language_model(
 
 def _tables(
     out: Path,
-    corpus: str,
-    plan: Plan | None,
+    plan: Plan,
     methods: str | None,
     threads: int | None,
     options: dict[str, Any],
@@ -119,7 +123,7 @@ def _tables(
 
     tables.run(
         out,
-        plan or read_plan(tables.preset(corpus)),
+        plan,
         Options(**{name: value for name, value in options.items() if value is not None}),
         threads=threads,
         methods=None if methods is None else methods.split(","),

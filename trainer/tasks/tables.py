@@ -35,15 +35,10 @@ def run(
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train, export and compare what is not there yet; returns what results.json holds."""
+    bundles = train_layers(folder, plan, threads=threads, say=say)
     files = folder / hidden.FOLDER
     head = open_head(files / hidden.HEAD)
     training, valid, test = (vectors_of(files, split, head) for split in ("train", "valid", "test"))
-    bundles = {}
-    for name, planned in plan.items():
-        if planned.of is None:
-            summary = train_layer(folder, name, planned, training, valid, head, threads)
-            say(line(planned, summary))
-        bundles[name] = export_layer(folder, name, planned)
     comparison = compare(
         training,
         head,
@@ -65,6 +60,29 @@ def run(
     }
     write_json(folder / runs.RESULTS, results)
     return results
+
+
+def train_layers(
+    folder: Path,
+    plan: Plan,
+    *,
+    threads: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Path]:
+    """Train and export the layers that are not there yet: their bundles by name.
+
+    Reads training and validation words only.
+    """
+    files = folder / hidden.FOLDER
+    head = open_head(files / hidden.HEAD)
+    training, valid = (vectors_of(files, split, head) for split in ("train", "valid"))
+    bundles = {}
+    for name, planned in plan.items():
+        if planned.of is None:
+            summary = train_layer(folder, name, planned, training, valid, head, threads)
+            say(line(planned, summary))
+        bundles[name] = export_layer(folder, name, planned)
+    return bundles
 
 
 def vectors_of(files: Path, split: str, head: Head) -> Vectors:
