@@ -54,10 +54,7 @@ def test_the_timed_scan_gives_the_same_classes(biased: bool) -> None:
     hidden = rng.normal(size=(20, 8)).astype(np.float32)
     scan = full_scan(head, 10)
     assert scan is not None
-    score, position = scan(hidden)
-    assert position.tolist() == full_topk(hidden, head, 10).tolist()
-    logits = hidden @ head.weight.T + (0 if head.bias is None else head.bias)
-    assert np.allclose(score, -np.sort(-logits, axis=1)[:, :10], atol=1e-5)
+    assert scan(hidden).tolist() == full_topk(hidden, head, 10).tolist()
 
 
 def test_a_head_that_no_onnx_model_can_hold_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

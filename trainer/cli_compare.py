@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 from trainer.cli import INTERRUPTED, NPY
-
-COUNT = click.IntRange(min=1)
+from trainer.cli_options import comparison_options
 
 
 def parse_bundles(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Path]:
@@ -38,13 +37,7 @@ def parse_bundles(_: click.Context, __: click.Parameter, texts: tuple[str, ...])
     metavar="NAME=PATH",
     help="A bundle to compare; may be given again.",
 )
-@click.option("--methods", help="Some of the methods, with commas between.  [default: all]")
-@click.option("--rows", type=COUNT, default=20_000, show_default=True, help="Validation rows used.")
-@click.option("--latency/--no-latency", default=True, help="Take the time of single rows?")
-@click.option("--retrain-epochs", type=COUNT, help="Of each round of full-retrained.  [default: 5]")
-@click.option("--retrain-rows", type=COUNT, help="Training rows it sees.  [default: all]")
-@click.option("--train-epochs", type=COUNT, help="Of d-softmax and adaptive.  [default: 2]")
-@click.option("--train-rows", type=COUNT, help="Training rows they see.  [default: all]")
+@comparison_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Of samples and batches.")
 @click.option(
     "--work", type=click.Path(path_type=Path), help="What is finished.  [default: beside --json]"

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from trainer.cli import INTERRUPTED
+from trainer.cli_options import comparison_options
 from trainer.plan import Plan, read_plan
 
 
@@ -52,13 +53,7 @@ def task() -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="TOML file with the layers to train.  [default: those of the paper's tables]",
 )
-@click.option("--methods", help="Other methods to compare with, with commas.  [default: all]")
-@click.option("--rows", type=int, default=20_000, show_default=True, help="Validation rows used.")
-@click.option("--latency/--no-latency", default=True, help="Take the time of single rows?")
-@click.option("--retrain-epochs", type=int, help="Of the control, each of its two rounds.")
-@click.option("--retrain-rows", type=int, help="Training rows that the control sees.")
-@click.option("--train-epochs", type=int, help="Of D-softmax and adaptive softmax.")
-@click.option("--train-rows", type=int, help="Training rows that these two see.")
+@comparison_options
 def language_model(
     data: Path,
     encoder: Path | None,

@@ -4,18 +4,13 @@ B rows, D hidden, N classes, k answers.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
+from trainer import onnx_scan
 from trainer.vectors import Head, VectorsInvalid, chunks
 
-OPSET = 17
-IR_VERSION = 8
 LOGITS_AT_ONCE = 2**24  # 64 MB of them
 LARGEST_MODEL = 2**31 - 2**20  # what one ONNX message can hold
 
@@ -64,41 +59,5 @@ def full_scan(head: Head, k: int) -> Callable[[NDArray[np.float32]], object] | N
     """
     if head.weight.nbytes > LARGEST_MODEL:
         return None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(
-        _full_graph(head), options, providers=["CPUExecutionProvider"]
-    )
-    wanted = np.array([k])
-    return lambda hidden: session.run(None, {"hidden": hidden, "k": wanted})
-
-
-def _full_graph(head: Head) -> bytes:
-    """hidden[B,D], k[1] -> score[B,k], position[B,k]."""
-    constants: dict[str, NDArray[Any]] = {"W": head.weight}
-    if head.bias is not None:
-        constants["bias"] = head.bias
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gemm", ["hidden", *constants], ["logits"], transB=1),
-            helper.make_node("TopK", ["logits", "k"], ["score", "position"], axis=1),
-        ],
-        "full",
-        [
-            helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", head.weight.shape[1]]),
-            helper.make_tensor_value_info("k", TensorProto.INT64, [1]),
-        ],
-        [
-            helper.make_tensor_value_info("score", TensorProto.FLOAT, ["B", "k"]),
-            helper.make_tensor_value_info("position", TensorProto.INT64, ["B", "k"]),
-        ],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
-    )
-    onnx.checker.check_model(model)
-    content: bytes = model.SerializeToString()
-    return content
+    scan = onnx_scan.full(head)
+    return lambda hidden: scan.topk(hidden, k)

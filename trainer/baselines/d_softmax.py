@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainer.baselines import learning
 from trainer.baselines.method import Baseline, Dial, FixedCost, Inputs, limit
-from trainer.baselines.onnx_scan import OnnxScan
+from trainer.onnx_scan import OnnxScan
 
 # Shares of the classes in the first two buckets; the tail has the rest.
 SETTINGS = ((0.25, 0.25), (0.1, 0.2), (0.05, 0.1), (0.5, 0.25))

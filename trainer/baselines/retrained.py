@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.baselines import learning, onnx_scan
+from trainer import onnx_scan
+from trainer.baselines import learning
 from trainer.baselines.method import Baseline, Dial, limit
 from trainer.baselines.scan import Scan
 from trainer.methods import WARM_ROUNDS
+from trainer.vectors import Head
 
 
 class FullRows(nn.Module):
@@ -77,7 +79,7 @@ class FullRetrained(Baseline):
         started = time.perf_counter()
         weight = student.weight.detach().numpy()
         return Scan(
-            onnx_scan.full(weight),
+            onnx_scan.full(Head(weight, None)),
             weight.size,
             train_seconds=seconds,
             build_seconds=time.perf_counter() - started,

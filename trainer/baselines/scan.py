@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.baselines import onnx_scan
+from trainer import onnx_scan
 from trainer.baselines.method import Baseline, Dial, FixedCost
-from trainer.baselines.onnx_scan import OnnxScan
+from trainer.onnx_scan import OnnxScan
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Full(Baseline):
 
     def build(self, dial: Dial) -> Scan:  # noqa: ARG002
         started = time.perf_counter()
-        weight = self.inputs.head.weight
-        scan = onnx_scan.full(weight)
-        return Scan(scan, weight.size, build_seconds=time.perf_counter() - started)
+        head = self.inputs.head
+        scan = onnx_scan.full(head)
+        return Scan(scan, head.weight.size, build_seconds=time.perf_counter() - started)
 
 
 class FullInt8(Baseline):

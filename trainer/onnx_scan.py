@@ -11,7 +11,13 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from trainer.fullscan import IR_VERSION, OPSET
+from trainer.vectors import Head
+
+OPSET = 17
+IR_VERSION = 8
+# Seven bits: without VNNI a processor adds two products of bytes in 16 bits, and 2 x 255 x 127
+# does not fit, so that sums would be cut off.
+WEIGHT_STEPS = 63
 
 
 class OnnxScan:
@@ -59,18 +65,21 @@ def _graph(nodes: list[NodeProto], constants: dict[str, NDArray[Any]], hidden_si
     return content
 
 
-def full(weight: NDArray[np.float32]) -> OnnxScan:
-    """The head [N,D] as it is."""
+def full(head: Head) -> OnnxScan:
+    """The head as it is."""
+    constants: dict[str, NDArray[Any]] = {"W": head.weight}  # [N,D]
+    if head.bias is not None:
+        constants["bias"] = head.bias  # [N]
     return OnnxScan(
-        [helper.make_node("Gemm", ["hidden", "W"], ["logits"], transB=1)],
-        {"W": weight},
-        weight.shape[1],
+        [helper.make_node("Gemm", ["hidden", *constants], ["logits"], transB=1)],
+        constants,
+        head.weight.shape[1],
     )
 
 
 def int8(weight: NDArray[np.float32], largest: float) -> OnnxScan:
-    """Weights as int8 with a scale for each class, inputs within +-`largest` as uint8."""
-    scale = np.maximum(np.abs(weight).max(axis=1), np.finfo(np.float32).tiny) / 127  # [N]
+    """Weights in seven bits with a scale for each class, inputs within +-`largest` as uint8."""
+    scale = np.maximum(np.abs(weight).max(axis=1), np.finfo(np.float32).tiny) / WEIGHT_STEPS  # [N]
     quantised = np.rint(weight / scale[:, None]).astype(np.int8)
     step = np.float32(largest / 127)
     return OnnxScan(
