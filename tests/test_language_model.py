@@ -354,6 +354,16 @@ def test_training_learns_and_keeps_the_best(tmp_path: Path, data: Path, sample_a
     assert language_model.run(data, settings, tmp_path / "run", resume=True) == found
 
 
+def test_epochs_are_compared_on_the_first_validation_words(
+    tmp_path: Path, data: Path, corpus: corpora.Corpus
+) -> None:
+    language_model.run(data, config(epochs=1, valid_words=20), tmp_path / "run")
+    (line,) = (tmp_path / "run" / "encoder" / runs.METRICS).read_text().splitlines()
+    trained, _ = encoders.load(tmp_path / "run" / "encoder.npz")
+    loss = hidden.mean_loss(trained, corpus.splits["valid"][:20], corpus.start, 3)
+    assert json.loads(line)["valid_perplexity"] == pytest.approx(np.exp(loss))
+
+
 def test_the_learning_rate_falls_from_step_to_step(tmp_path: Path, data: Path) -> None:
     language_model.run(data, config(epochs=2, learning_rate_end=0.5), tmp_path / "run")
     lines = (tmp_path / "run" / "encoder" / runs.METRICS).read_text().splitlines()

@@ -49,6 +49,7 @@ class EncoderConfig:
     full_epochs: int = Field(1, ge=1)
 
     # the run
+    valid_words: int = Field(50_000, ge=1)  # the first of that text: epochs are compared on them
     checkpoint_seconds: float = Field(60.0, ge=0)
     threads: int | None = Field(None, ge=1)  # None: as many as PyTorch finds
 
@@ -202,7 +203,8 @@ def finish_epoch(
     """Keep the weights if they are the best so far."""
     encoder, progress = now.encoder, now.progress
     encoder.eval()
-    loss = mean_loss(encoder, corpus.splits["valid"], corpus.start, config.streams)
+    valid = corpus.splits["valid"][: config.valid_words]
+    loss = mean_loss(encoder, valid, corpus.start, config.streams)
     encoder.train()
     (group,) = now.optimizer.param_groups
     progress.epoch, progress.step, now.state = progress.epoch + 1, 0, None
