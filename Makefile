@@ -13,6 +13,7 @@ install: $(VENV)/.serve
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
+	$(BIN)/python -c 'import service.kernels' # compiles the engine's loops, once
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

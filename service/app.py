@@ -27,12 +27,14 @@ logger = logging.getLogger(__name__)
 def create_app(
     settings: Settings,
     registry: CollectorRegistry | None = None,
-    engine_factory: EngineFactory = Engine,
+    engine_factory: EngineFactory | None = None,
 ) -> FastAPI:
     if registry is None:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
     metrics = Metrics(registry)
+    if engine_factory is None:
+        engine_factory = partial(Engine, backend=settings.engine.backend)
     opener = partial(open_model, settings=settings, metrics=metrics, engine_factory=engine_factory)
     repository = Repository(settings.models, opener, settings.default_model)
     state = State(settings, metrics, repository)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine import TopK
+from service.backend import TopK
 from service.errors import DSSError
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,10 @@ class ExpertsOutOfRange(QueryError):
     pass
 
 
+class BackendUnsuitable(DSSError):
+    """The chosen backend cannot serve such a bundle."""
+
+
 class BundleError(DSSError):
     """A bundle on disk is refused, or cannot be written."""
 

@@ -186,6 +186,12 @@ def _serialize_expert(
     )
 
 
+def constants(model: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays that a graph holds, by name."""
+    graph = onnx.load_model_from_string(model).graph
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
 Port = tuple[str, int, Sequence[str | int]]
 
 

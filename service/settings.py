@@ -58,6 +58,8 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     threads: PositiveInt = 1
+    # auto: compiled loops, or ONNX Runtime for bundles with approximated experts
+    backend: Literal["auto", "compiled", "onnx"] = "auto"
 
 
 class Settings(BaseSettings):

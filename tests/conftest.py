@@ -26,9 +26,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
     return write_tiny(tmp_path_factory.mktemp("bundle") / "tiny" / "1")
 
 
-@pytest.fixture(scope="session")
-def tiny_engine(tiny: bundle.Bundle) -> Engine:
-    return Engine(tiny)
+@pytest.fixture(scope="session", params=["compiled", "onnx"])
+def tiny_engine(tiny: bundle.Bundle, request: pytest.FixtureRequest) -> Engine:
+    return Engine(tiny, backend=request.param)
 
 
 @pytest.fixture(scope="session")

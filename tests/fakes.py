@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine import ExpertRun, TopK
+from service.backend import ExpertRun, TopK
 from service.errors import EmptyBatch, KOutOfRange, WrongWidth
 
 

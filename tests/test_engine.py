@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tiny import rows_for
 
 from service import bundle, errors
-from service.engine import Engine
+from service.engine import BackendName, Engine
 
 N, D, K = 60, 12, 8
 
@@ -30,17 +30,26 @@ def make_bundle(path: Path, seed: int, sizes: list[int]) -> bundle.Bundle:
     )
 
 
-@pytest.fixture(scope="module", params=["roomy", "tight", "whole"])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[bundle.Bundle, Engine]:
-    sizes = {
-        "roomy": [20, 25, 30, 20, 40, 22, 21, 35],
-        "tight": [3, 0, 10, 1, 60, 2, 5, 7],  # fewer than k classes, none, all
-        "whole": [60] * K,
-    }[request.param]
-    made = make_bundle(tmp_path_factory.mktemp("engine") / "1", 7, sizes)
-    return made, Engine(made)
+SIZES = {
+    "roomy": [20, 25, 30, 20, 40, 22, 21, 35],
+    "tight": [3, 0, 10, 1, 60, 2, 5, 7],  # fewer than k classes, none, all
+    "whole": [60] * K,
+}
+
+
+@pytest.fixture(scope="module", params=list(SIZES))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
+    return make_bundle(tmp_path_factory.mktemp("engine") / "1", 7, SIZES[request.param])
+
+
+@pytest.fixture(scope="module", params=["compiled", "onnx"])
+def backend(request: pytest.FixtureRequest) -> BackendName:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(made: bundle.Bundle, backend: BackendName) -> tuple[bundle.Bundle, Engine]:
+    return made, Engine(made, backend=backend)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +134,7 @@ def test_answers_are_sorted_distinct_and_below_one(
     assert all(len(set(row)) == k for row in answer.classes.tolist())
 
 
-def test_one_expert_over_all_classes_is_a_softmax(tmp_path: Path) -> None:
+def test_one_expert_over_all_classes_is_a_softmax(tmp_path: Path, backend: BackendName) -> None:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(30, 5)).astype(np.float32)
     made = bundle.write(
@@ -138,13 +147,13 @@ def test_one_expert_over_all_classes_is_a_softmax(tmp_path: Path) -> None:
         training=bundle.TrainingFacts(utilization=[1.0], flops_speedup=30 / 31),
     )
     rows = rng.normal(size=(10, 5)).astype(np.float32)
-    answer = Engine(made).topk(rows, 30)
+    answer = Engine(made, backend=backend).topk(rows, 30)
     np.testing.assert_allclose(np.exp(answer.log_probs).sum(axis=1), 1, atol=1e-5)
     assert np.array_equal(answer.classes, np.argsort(-(rows @ weight.T), axis=1, kind="stable"))
     assert np.array_equal(answer.gates, np.ones(10, np.float32))
 
 
-def test_ties_go_by_class_id(tmp_path: Path) -> None:
+def test_ties_go_by_class_id(tmp_path: Path, backend: BackendName) -> None:
     made = bundle.write(
         tmp_path / "1",
         gate=np.eye(2, 3, dtype=np.float32),
@@ -154,7 +163,7 @@ def test_ties_go_by_class_id(tmp_path: Path) -> None:
         n_classes=10,
         training=bundle.TrainingFacts(utilization=[0.5, 0.5], flops_speedup=1.0),
     )
-    engine = Engine(made)
+    engine = Engine(made, backend=backend)
     rows = np.array([[1, 0, 0], [1, 1, 0]], np.float32)
     assert engine.topk(rows, 4).classes.tolist() == [[1, 3, 5, 7]] * 2
     # A row equally near both experts takes the lower one, and merges by score, then class id.

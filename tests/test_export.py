@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny import with_classes
 
 from service import bundle
 from service.engine import Engine
@@ -62,17 +63,16 @@ def test_swapped_classes_are_refused(finished: Path, tmp_path: Path) -> None:
     written = export(finished, tmp_path / "1")
     layer = runs.load_layer(finished)
     hidden = np.load(finished / runs.HIDDEN)
-    engine = Engine(written)
-    check_parity(layer, engine, hidden)
-    engine._classes = [classes[::-1] for classes in engine._classes]
+    check_parity(layer, Engine(written), hidden)
+    swapped = with_classes(written, lambda classes: classes[::-1])
     with pytest.raises(ParityFailed, match="classes differ"):
-        check_parity(layer, engine, hidden)
+        check_parity(layer, Engine(swapped), hidden)
 
 
 def test_a_wrong_first_class_alone_is_refused(finished: Path, tmp_path: Path) -> None:
     """Seen at k = 1 already: log-probabilities all right, the class of the only answer wrong."""
-    engine = Engine(export(finished, tmp_path / "1"))
-    engine._classes = [np.roll(classes, 1) for classes in engine._classes]
+    written = export(finished, tmp_path / "1")
+    engine = Engine(with_classes(written, lambda classes: np.roll(classes, 1)))
     with pytest.raises(ParityFailed, match=r"classes differ .* at k=1, experts=1"):
         check_parity(runs.load_layer(finished), engine, np.load(finished / runs.HIDDEN))
 

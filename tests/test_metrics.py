@@ -4,8 +4,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tiny import SIZES, rows_for
 
+from service.backend import ExpertRun, TopK
 from service.bundle import Bundle
-from service.engine import Engine, ExpertRun, TopK
+from service.engine import Engine
 from service.metrics import Metrics, ModelMetrics
 
 TINY = {"model": "tiny", "version": "1"}

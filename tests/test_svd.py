@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from prometheus_client import CollectorRegistry
+from tiny import with_classes
 
-from service import bundle, engine, errors, graphs, inspection
+from service import bundle, errors, graphs, inspection, onnx_backend
 from service.bundle import TrainingFacts
 from service.cli import cli
 from service.engine import Engine
@@ -386,7 +387,7 @@ def test_many_rows_are_taken_in_parts_that_fit_in_memory(
     hidden = rows(100)
     together = answering.topk(hidden, 5)
     assert len(together.runs) == len({run.expert for run in together.runs})
-    monkeypatch.setattr(engine, "GATHERED_AT_ONCE", 50 * D * 3)
+    monkeypatch.setattr(onnx_backend, "GATHERED_AT_ONCE", 50 * D * 3)
     parts = answering.topk(hidden, 5)
     # Five rows of expert 0's 30 candidates, three of expert 1's 50, expert 2 gathers none.
     most = {0: 5, 1: 3, 2: 100}
@@ -397,7 +398,7 @@ def test_many_rows_are_taken_in_parts_that_fit_in_memory(
         assert counts[0] == counts[1] > 0
     assert np.array_equal(parts.classes, together.classes)
     assert np.array_equal(parts.log_probs, together.log_probs)
-    monkeypatch.setattr(engine, "GATHERED_AT_ONCE", 1)  # less than one row needs
+    monkeypatch.setattr(onnx_backend, "GATHERED_AT_ONCE", 1)  # less than one row needs
     assert np.array_equal(answering.topk(hidden, 5).log_probs, together.log_probs)
 
 
@@ -525,14 +526,14 @@ def test_another_preview_than_the_layers_is_refused(
 
 def test_wrong_classes_alone_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    answering = Engine(export(run, tmp_path / "1", approximation=APPROXIMATION))
+    written = export(run, tmp_path / "1", approximation=APPROXIMATION)
     layer, hidden = runs.load_layer(run), np.load(run / runs.HIDDEN)
     weights = [expert.detach().numpy() for expert in layer.experts]
     reference = ApproximatedLayer(layer, APPROXIMATION.previews(weights))
-    check_approximation(reference, answering, hidden)
-    answering._classes = [np.roll(classes, 1) for classes in answering._classes]
+    check_approximation(reference, Engine(written), hidden)
+    rolled = Engine(with_classes(written, lambda classes: np.roll(classes, 1)))
     with pytest.raises(errors.ParityFailed, match=r"classes differ .* at k=1, experts=1"):
-        check_approximation(reference, answering, hidden)
+        check_approximation(reference, rolled, hidden)
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """A tiny bundle whose gate one can foresee."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,3 +42,11 @@ def rows_for(*experts: int) -> NDArray[np.float32]:
     rows = np.full((len(experts), WIDTH), 0.25, np.float32)
     rows[np.arange(len(experts)), list(experts)] = 1.0
     return rows
+
+
+def with_classes(
+    made: bundle.Bundle, changed: Callable[[NDArray[np.int32]], NDArray[np.int32]]
+) -> bundle.Bundle:
+    """A bundle whose experts name other classes for the same rows."""
+    parts = [changed(made.expert_classes(expert)) for expert in range(made.manifest.n_experts)]
+    return replace(made, classes=np.concatenate(parts))
