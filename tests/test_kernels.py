@@ -130,11 +130,7 @@ def test_approximated_experts_are_left_to_onnx_runtime(tmp_path: Path) -> None:
         classes=np.arange(30, dtype=np.int32),
         n_classes=30,
         training=bundle.TrainingFacts(utilization=[1.0], flops_speedup=1.0),
-        previews={
-            0: Preview(
-                np.eye(2, 4, dtype=np.float32), rng.normal(size=(30, 2)).astype(np.float32), 5
-            )
-        },
+        previews={0: preview},
     )
     with pytest.raises(BackendUnsuitable):
         Engine(made, backend="compiled")
