@@ -15,7 +15,8 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn import LinearCrossEntropyOptions
+from torch.nn.functional import linear_cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
@@ -24,6 +25,9 @@ from trainer.corpus import Corpus
 from trainer.encoder import Encoder, State
 from trainer.hidden import mean_loss
 from trainer.train import Interrupted, MetricsLog, smoothed
+
+# Logits of so many rows at a time: [B,N] of all of them would go through memory several times.
+IN_PARTS = LinearCrossEntropyOptions(batch_chunk_size=128, acc_policy="compact")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -168,7 +172,7 @@ def training_step(
     rows, labels = hidden.flatten(0, 1), labels.flatten()  # [B,D], [B]
     head = now.encoder.head.weight  # [N,D]
     if proposal is None:
-        loss = cross_entropy(rows @ head.T, labels)
+        loss = linear_cross_entropy(rows, head, labels, options=IN_PARTS)
     else:
         loss = sampled_loss(rows, labels, head, proposal, config.samples)
     now.optimizer.zero_grad()
