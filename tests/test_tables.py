@@ -98,6 +98,14 @@ def test_what_is_finished_is_not_done_again(run: Path) -> None:
     assert (run / runs.RESULTS).read_text() == results
 
 
+def test_an_empty_plan_trains_nothing(run: Path) -> None:
+    empty = run.parent / "empty.toml"
+    empty.write_text("")
+    done = dss(*command(run.parent), "--resume", "--until", "layers", "--plan", empty)
+    assert done.returncode == 0, done.stderr
+    assert "DS-2" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -95,7 +95,7 @@ def language_model(
             f"{out}: {figures['n_classes']} classes; full softmax on the test words:"
             f" perplexity {test['perplexity']:.1f}, accuracy at 1/5/10 {at}"
         )
-        layers = planned or read_plan(tables.preset(figures["corpus"]))
+        layers = read_plan(tables.preset(figures["corpus"])) if planned is None else planned
         if until == "layers":
             tables.train_layers(out, layers, threads=chosen.threads, say=click.echo)
         if until == "tables":
