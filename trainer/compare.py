@@ -51,7 +51,7 @@ METHODS: tuple[type[Baseline], ...] = (
 )
 RECORD = "points.json"
 TOLERANCE = 0.0005  # of accuracy that a chosen setting may lose against the full softmax
-PACKAGES = ("onnxruntime", "numpy", "torch", "faiss-cpu", "scann")
+PACKAGES = ("onnxruntime", "numba", "numpy", "torch", "faiss-cpu", "scann")
 
 
 class MethodUnknown(DSSError):
