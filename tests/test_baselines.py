@@ -24,6 +24,7 @@ from trainer.baselines.scann_tree import Scann
 from trainer.baselines.screening import Screening
 from trainer.baselines.served import EngineSearch
 from trainer.baselines.svd import SVD, Rotated, SVDSoftmax
+from trainer.config import VectorsConfig
 from trainer.fullscan import full_topk
 from trainer.vectors import Head, Vectors
 
@@ -323,3 +324,21 @@ def test_every_dial_has_its_own_name(inputs: Inputs) -> None:
     for baseline in (SVD, FGD, FaissIVF, Screening, Adaptive, DSoftmax, FullRetrained):
         dials = baseline(inputs).dials()
         assert dials and len({dial.name for dial in dials}) == len(dials)
+
+
+def test_the_loss_in_parts_is_that_of_all_logits(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "PART", 7)
+    rng = torch.Generator().manual_seed(0)
+    head = torch.from_numpy(inputs.head.weight)
+    hidden = torch.randn(20, head.shape[1], generator=rng)
+    labels = torch.randint(len(head), (20,), generator=rng)
+    rows = (head + 0.1 * torch.randn(head.shape, generator=rng)).requires_grad_()
+    distil = VectorsConfig().distil
+    whole = learning.mixed_loss(hidden @ rows.T, hidden @ head.T, labels, distil)
+    (wanted,) = torch.autograd.grad(whole, rows)
+    parts = learning.softmax_loss(lambda: rows, inputs)(hidden, labels, rng)
+    (found,) = torch.autograd.grad(parts, rows)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(found, wanted)

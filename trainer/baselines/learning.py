@@ -24,6 +24,7 @@ from trainer.train import epoch_batches, make_optimizer, set_learning_rate
 
 SAMPLE_ABOVE = EncoderConfig().sample_above  # classes: then losses are estimated from a sample
 SAMPLES = EncoderConfig().samples
+PART = 128  # rows whose logits are computed together
 MASKED = -1e9  # as good as minus infinity, and 0 times it is 0
 
 Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # of hidden [B,D] and labels [B]
@@ -122,9 +123,8 @@ def softmax_loss(student_rows: Callable[[], Tensor], inputs: Inputs) -> Loss:
     share = proposal / proposal.sum()
 
     def full(hidden: Tensor, labels: Tensor, _: torch.Generator) -> Tensor:
-        with torch.no_grad():
-            teacher = hidden @ head.T
-        return mixed_loss(hidden @ student_rows().T, teacher, labels, distil)
+        loss: Tensor = _LossInParts.apply(student_rows(), hidden, head, labels, distil)
+        return loss
 
     def sampled(hidden: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.multinomial(proposal, SAMPLES, replacement=True, generator=generator)  # [J]
@@ -179,6 +179,41 @@ class _MixedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * upstream, None, None, None
+
+
+class _LossInParts(torch.autograd.Function):
+    """`mixed_loss` of rows [N,D] that are all scored, for few of [B,D] at a time.
+
+    Logits of a part stay in the cache; [B,N] of all would go through memory many times.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        rows: Tensor,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        distil: float,
+    ) -> Tensor:
+        loss, gradient = rows.new_zeros(()), torch.zeros_like(rows)
+        for part, label in zip(hidden.split(PART), labels.split(PART), strict=True):
+            wanted = torch.softmax(part @ head.T, dim=1).mul_(distil)  # [b,N]
+            wanted[torch.arange(len(label)), label] += 1 - distil
+            scores = part @ rows.T  # [b,N]
+            normaliser = scores.logsumexp(dim=1)  # [b]
+            loss += (normaliser - torch.einsum("bc,bc->b", wanted, scores)).sum()
+            gradient.addmm_(scores.sub_(normaliser[:, None]).exp_().sub_(wanted).T, part)
+        ctx.save_for_backward(gradient.div_(len(hidden)))
+        return loss / len(hidden)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        upstream: Tensor,
+    ) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None, None, None, None
 
 
 def candidate_logits(
