@@ -21,11 +21,12 @@ from trainer.files import write_json
 from trainer.head import fitted_head
 from trainer.layer import DSSoftmax
 from trainer.methods import METHODS, Learned, Problem
-from trainer.vectors import Head, Vectors
+from trainer.vectors import Head, Vectors, chunks
 
 EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
 NORMALISERS = "normalisers.npy"
+SCORED_AT_ONCE = 128  # rows whose logits over all classes stay in the cache
 HEAD = "head.npy"  # learned here, where none was given
 
 
@@ -227,12 +228,9 @@ def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) ->
         kept = np.load(file, allow_pickle=False)
         if len(kept) == n_rows:
             return torch.from_numpy(kept)
-    parts = tqdm(list(evaluate.chunks(n_rows)), desc="full softmax", disable=None)
+    parts = tqdm(list(chunks(n_rows, SCORED_AT_ONCE)), desc="full softmax", disable=None)
     found = torch.cat(
-        [
-            (rows[torch.arange(part.start, min(part.stop, n_rows))] @ head.T).logsumexp(dim=1)
-            for part in parts
-        ]
+        [(rows[torch.arange(part.start, part.stop)] @ head.T).logsumexp(dim=1) for part in parts]
     )
     temporary = file.with_name(f"partial-{file.name}")
     np.save(temporary, found.numpy())
