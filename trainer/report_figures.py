@@ -70,7 +70,7 @@ LOOKS = {
     "d-softmax": Look("D-softmax", "#56B4E9", "<"),
     "full-int8": Look("Full softmax, int8", "#7F7F7F", "p"),
 }
-FULL_LABEL, CONTROL_LABEL = "Full softmax", "Full softmax, retrained as long"
+FULL_LABEL, CONTROL_LABEL = "Full softmax", "Full softmax, trained on"
 LOWEST_SHOWN = 0.92  # of the full softmax's accuracy; settings below are cut off
 
 

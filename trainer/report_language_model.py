@@ -127,7 +127,7 @@ def _reference_rows(summary: dict[str, Any], split: str, show_split: bool) -> li
         differences = {r: control["accuracy"][r] - accuracy[r] for r in RANKS} if accuracy else {}
         rows.append(
             [
-                Cell("Full softmax, retrained as long", note, "published"),
+                Cell("Full softmax, trained on", note, "published"),
                 Cell("all", style="published"),
                 *_accuracies(control["accuracy"], differences, "published"),
                 *cells("", times(control["flops_speedup"]), style="published"),

@@ -78,7 +78,7 @@ def _control(comparison: Comparison) -> dict[str, Any] | None:
     if point is None:
         return None
     return {
-        **_measured(point, "Full softmax, retrained as long"),
+        **_measured(point, "Full softmax, trained on"),
         "valid": next(
             (p.accuracy for p in of_method(comparison, CONTROL) if p.split == "valid"), None
         ),
@@ -221,7 +221,7 @@ def _markdown(summary: dict[str, Any]) -> str:
     control = summary["control"]
     if control:
         lines.append(
-            f"| full softmax, retrained as long{_elsewhere(control, on)}"
+            f"| full softmax, trained on{_elsewhere(control, on)}"
             f" | {_shares(control['accuracy'])} | | 1x | | | {_seconds(control['train_seconds'])} |"
         )
     lines += [
