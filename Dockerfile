@@ -40,14 +40,18 @@ COPY models/demo /models/demo
 RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
 
 
+# Loops are compiled here, for the processor of the machine that builds. On another kind of processor a
+# container compiles its own when it starts, which takes some seconds.
 FROM service-packages AS service-venv
 COPY --from=project /dist /dist
-RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl
+RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
+    && /opt/venv/bin/python -m service.compile_cache
 
 
 FROM trainer-packages AS trainer-venv
 COPY --from=project /dist /dist
-RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl
+RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
+    && /opt/venv/bin/python -m service.compile_cache
 
 
 FROM base AS runtime

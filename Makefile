@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test check format bench demo figures
+.PHONY: install serve test check format bench bench-http demo figures
 
 install: $(VENV)/.serve
 
@@ -13,7 +13,7 @@ install: $(VENV)/.serve
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
-	$(BIN)/python -c 'import service.kernels' # compiles the engine's loops, once
+	$(BIN)/python -m service.compile_cache # compiles the engine's loops, once
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
@@ -37,6 +37,11 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.demo
+
+# Needs wrk; makes the peers' environments under .venv-peers on first use.
+bench-http: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.http
+	$(BIN)/python -m benchmarks.http --tables docs/performance.md
 
 # How the committed demo bundle was made; DEMO names where a new one goes.
 DEMO ?= models/demo/2

@@ -63,7 +63,7 @@ def full_head(demo: bundle.Bundle) -> Head:
     weight = np.zeros((demo.manifest.n_classes, demo.manifest.hidden_size), np.float32)
     for expert, model in enumerate(demo.expert_models):
         if model is not None:
-            weight[demo.expert_classes(expert)] = graphs.constants(model)["W"]
+            weight[demo.expert_classes(expert)] = demo.expert_weight(expert)
     return Head(weight, None)
 
 

@@ -7,8 +7,7 @@ against a list of operators before anything loads them.
 import hashlib
 import io
 import json
-import os
-import shutil
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service import errors, graphs
-from service.graphs import Preview
+from service import bundle_files, errors, graph_checks, graphs
+from service.bundle_files import QUANTISED, STORED, WEIGHTS, Precision, expert_file
+from service.graphs import External, Preview
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 MANIFEST = "manifest.json"
 GATE = "gate.onnx"
 OFFSETS = "index/offsets.npy"
@@ -31,10 +32,6 @@ CLASSES = "index/classes.npy"
 LABELS = "labels.txt"
 SAMPLES = "samples.npy"
 NO_CHECKSUM = "0" * 64
-
-
-def expert_file(expert: int) -> str:
-    return f"experts/{expert:03d}.onnx"
 
 
 class TrainingFacts(BaseModel):
@@ -59,6 +56,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: int
+    precision: Precision = "fp32"
     checksum: str = Field(pattern="^[0-9a-f]{64}$")
     created: str
     producer: str
@@ -85,11 +83,20 @@ class Bundle:
     labels: tuple[str, ...] | None
     samples: NDArray[np.float32] | None  # [S,D]
     previews: tuple[graphs.PreviewSize | None, ...]  # None: the expert scores all its classes
+    # Version 1 keeps its matrices in the graphs. Since then they are mapped files, one matrix after
+    # the other: [D,V], or [V,D] if candidates' rows are gathered from it.
+    weights: NDArray[np.floating[Any]] | None = None  # [R D] float32, or float16
+    quantised: NDArray[np.int8] | None = None  # [R D] always [V,D] by [V,D]
 
     @property
     def expert_costs(self) -> tuple[float, ...]:
         """Of all experts, for no more answers than an approximated one has candidates."""
         return tuple(self.expert_cost(expert) for expert in range(self.manifest.n_experts))
+
+    def cost_of(self, expert_rows: NDArray[np.int64], k: int) -> float:
+        """What rows [K] of each expert cost together, as `expert_cost` counts."""
+        searched = np.flatnonzero(expert_rows).tolist()
+        return sum(int(expert_rows[e]) * self.expert_cost(e, k) for e in searched)
 
     def expert_cost(self, expert: int, k: int = 1) -> float:
         """What a row's k answers cost, in classes scored exactly: D multiply-adds each."""
@@ -98,6 +105,39 @@ class Bundle:
 
     def expert_classes(self, expert: int) -> NDArray[np.int32]:
         return self.classes[self.offsets[expert] : self.offsets[expert + 1]]
+
+    def expert_weight(self, expert: int) -> NDArray[np.float32]:
+        """An expert's matrix [V,D], whatever way it is stored."""
+        model = self.expert_models[expert]
+        if model is None:
+            return np.empty((0, self.manifest.hidden_size), np.float32)
+        if self.weights is None:
+            return graphs.constants(model)["W"].astype(np.float32)
+        matrix = self.external(expert)["W"].astype(np.float32)
+        return matrix if self.by_row(expert) else matrix.T
+
+    def by_row(self, expert: int) -> bool:
+        return self.quantised is not None or self.previews[expert] is not None
+
+    def gathered(self, expert: int) -> int:
+        """At least so many candidates' rows are gathered for each row; 0 if all are scored."""
+        preview = self.previews[expert]
+        if preview is not None:
+            return preview.candidates
+        return graphs.RESCORED_AT_LEAST if self.quantised is not None else 0
+
+    def external(self, expert: int) -> dict[str, NDArray[Any]]:
+        """The arrays that an expert's graph keeps outside itself, by name."""
+        hidden_size = self.manifest.hidden_size
+        size = self.manifest.expert_sizes[expert]
+        held = slice(self.offsets[expert] * hidden_size, self.offsets[expert + 1] * hidden_size)
+        found: dict[str, NDArray[Any]] = {}
+        if self.weights is not None:
+            rows = (size, hidden_size) if self.by_row(expert) else (hidden_size, size)
+            found["W"] = self.weights[held].reshape(rows)
+        if self.quantised is not None:
+            found["W8"] = self.quantised[held].reshape(size, hidden_size)
+        return found
 
 
 def flops_speedup(n_classes: int, costs: Sequence[float], utilization: Sequence[float]) -> float:
@@ -112,19 +152,32 @@ def flops_speedup(n_classes: int, costs: Sequence[float], utilization: Sequence[
 def read(path: Path) -> Bundle:
     """Read and verify a bundle; every way it can be wrong is a BundleError of its own."""
     manifest = read_manifest(path)
-    files = {name: _read_file(path, name, entry) for name, entry in manifest.files.items()}
+    files = {
+        name: _read_file(path, name, entry)
+        for name, entry in manifest.files.items()
+        if not name.endswith(".bin")
+    }
+    mapped = {
+        PurePosixPath(name).name: _map_file(path, name, entry)
+        for name, entry in manifest.files.items()
+        if name.endswith(".bin")
+    }
     offsets, classes = _read_index(files, manifest)
-    hidden_size = manifest.hidden_size
-    signature = graphs.gate_signature(manifest.n_experts, hidden_size)
-    graphs.check_graph(GATE, files[GATE], signature)
+    gate = graph_checks.gate_signature(manifest.n_experts, manifest.hidden_size)
+    graph_checks.check_graph(GATE, files[GATE], gate)
     expert_models: list[bytes | None] = []
     previews: list[graphs.PreviewSize | None] = []
     for expert, size in enumerate(manifest.expert_sizes):
         model = files[expert_file(expert)] if size else None
         preview = None
         if model is not None:
-            signature = graphs.expert_signature(size, hidden_size, manifest.n_classes)
-            preview = graphs.check_graph(expert_file(expert), model, signature)
+            signature = graph_checks.expert_signature(
+                size,
+                manifest.hidden_size,
+                manifest.n_classes,
+                _external(manifest, int(offsets[expert]), size),
+            )
+            preview = graph_checks.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
         previews.append(preview)
     return Bundle(
@@ -137,7 +190,48 @@ def read(path: Path) -> Bundle:
         labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
+        weights=_numbers(mapped, WEIGHTS, STORED[manifest.precision][1], manifest),
+        quantised=_numbers(mapped, QUANTISED, np.dtype(np.int8), manifest),
     )
+
+
+def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
+    """What an expert's graph keeps outside itself, given where its classes begin."""
+    if manifest.format_version == 1:
+        return {}
+    hidden_size = manifest.hidden_size
+    dtype, stored = STORED[manifest.precision]
+    at = first * hidden_size
+    if manifest.precision != "int8":
+        return {"W": External(WEIGHTS, at * stored.itemsize, dtype, (hidden_size, size))}
+    shape = (size, hidden_size)
+    return {
+        "W": External(WEIGHTS, at * stored.itemsize, dtype, shape),
+        "W8": External(QUANTISED, at, graphs.INT8, shape),
+    }
+
+
+def _map_file(folder: Path, name: str, entry: FileEntry) -> memoryview:
+    """A file's bytes where the system keeps them: processes that map it share them."""
+    file = _checked_file(folder, name, entry)
+    if not entry.bytes:
+        return memoryview(b"")
+    with file.open("rb") as stream:
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    if _sha256(content) != entry.sha256:
+        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
+    return content
+
+
+def _numbers(
+    mapped: dict[str, memoryview], name: str, dtype: np.dtype[Any], manifest: Manifest
+) -> NDArray[Any] | None:
+    if name not in mapped:
+        return None
+    expected = sum(manifest.expert_sizes) * manifest.hidden_size * dtype.itemsize
+    if len(mapped[name]) != expected:
+        raise errors.ShapeWrong(f"experts/{name} has {len(mapped[name])} bytes, not {expected}.")
+    return np.frombuffer(mapped[name], dtype)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -150,10 +244,12 @@ def read_manifest(path: Path) -> Manifest:
         found = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.ManifestMalformed(f"{MANIFEST} is not a JSON manifest.") from error
-    if found != FORMAT_VERSION:
+    if found not in READABLE_VERSIONS or isinstance(found, bool):
         raise errors.UnknownFormatVersion(
-            f"The bundle has format version {found!r}; this release reads {FORMAT_VERSION}."
+            f"The bundle has format version {found!r}; this release reads 1 and 2."
         )
+    if found == 1 and "precision" in fields:
+        raise errors.ManifestMalformed(f"{MANIFEST} of version 1 states a precision.")
     _check_manifest_checksum(content, fields.get("checksum"))
     try:
         manifest = Manifest.model_validate(fields)
@@ -194,6 +290,9 @@ def _check_file_set(manifest: Manifest) -> None:
             raise errors.PathLeavesBundle(f"{MANIFEST} names {name!r}, which leaves the bundle.")
     experts = {expert_file(e) for e, size in enumerate(manifest.expert_sizes) if size}
     expected = {GATE, OFFSETS, CLASSES, *experts}
+    if manifest.format_version > 1:
+        expected |= {f"experts/{WEIGHTS}"}
+        expected |= {f"experts/{QUANTISED}"} if manifest.precision == "int8" else set()
     expected |= {LABELS} if manifest.labels else set()
     expected |= {SAMPLES} if manifest.samples else set()
     for name in sorted(expected ^ manifest.files.keys()):
@@ -202,6 +301,13 @@ def _check_file_set(manifest: Manifest) -> None:
 
 
 def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
+    content = _checked_file(folder, name, entry).read_bytes()
+    if _sha256(content) != entry.sha256:
+        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
+    return content
+
+
+def _checked_file(folder: Path, name: str, entry: FileEntry) -> Path:
     file = folder / name
     if not file.is_file():
         raise errors.FileMissing(f"{name} is missing from the bundle.")
@@ -210,10 +316,7 @@ def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
     size = file.stat().st_size
     if size != entry.bytes:
         raise errors.FileSizeWrong(f"{name} has {size} bytes where {entry.bytes} are expected.")
-    content = file.read_bytes()
-    if _sha256(content) != entry.sha256:
-        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
-    return content
+    return file
 
 
 def _read_index(
@@ -282,6 +385,7 @@ def write(
     gate_bias: NDArray[np.float32] | None = None,  # [K]
     bias: NDArray[np.float32] | None = None,  # [R]
     previews: Mapping[int, Preview] | None = None,  # of the experts to approximate
+    precision: Precision = "fp32",
 ) -> Bundle:
     """Write a bundle to a folder that must not exist yet, and read it back verified.
 
@@ -289,28 +393,25 @@ def write(
     """
     if path.exists():
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
+    if previews and precision != "fp32":
+        raise errors.PrecisionUnsuitable("Experts approximated by SVD are stored as fp32 only.")
     n_experts, hidden_size = gate.shape
     offsets, classes = offsets.astype("<i8"), classes.astype("<i4")
-    files = {
+    files: dict[str, bytes | memoryview] = {
         GATE: graphs.gate_graph(gate.astype(np.float32), _float32(gate_bias)),
         OFFSETS: _npy_bytes(offsets),
         CLASSES: _npy_bytes(classes),
     }
-    for expert in range(n_experts):
-        held = slice(offsets[expert], offsets[expert + 1])
-        rows = weight[held].astype(np.float32)  # [V,D]
-        added = None if bias is None else _float32(bias[held])  # [V]
-        preview = (previews or {}).get(expert)
-        if preview is not None:
-            files[expert_file(expert)] = graphs.expert_svd_graph(rows, n_classes, preview, added)
-        elif len(rows):
-            files[expert_file(expert)] = graphs.expert_graph(rows, n_classes, added)
+    files |= bundle_files.expert_files(
+        weight, offsets, n_classes, _float32(bias), dict(previews or {}), precision
+    )
     if labels is not None:
         files[LABELS] = _label_bytes(labels, n_classes)
     if samples is not None and len(samples):
         files[SAMPLES] = _npy_bytes(samples.astype("<f4"))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
+        precision=precision,
         checksum=NO_CHECKSUM,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         producer=f"doubly-sparse-softmax {distribution_version('doubly-sparse-softmax')}",
@@ -322,40 +423,13 @@ def write(
         samples=0 if samples is None else len(samples),
         training=training,
         files={
-            name: FileEntry(sha256=_sha256(content), bytes=len(content))
+            name: FileEntry(sha256=_sha256(content), bytes=memoryview(content).nbytes)
             for name, content in sorted(files.items())
         },
     )
     # The manifest goes last: a folder without one is not a bundle.
-    _write_folder(path, files | {MANIFEST: _manifest_bytes(manifest)})
+    bundle_files.write_folder(path, files | {MANIFEST: _manifest_bytes(manifest)})
     return read(path)
-
-
-def _write_folder(path: Path, files: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        for name, content in files.items():
-            file = temporary / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-        for folder in {(temporary / name).parent for name in files}:
-            _sync_folder(folder)
-        temporary.rename(path)
-        _sync_folder(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _manifest_bytes(manifest: Manifest) -> bytes:
@@ -382,5 +456,5 @@ def _npy_bytes(array: NDArray[np.generic]) -> bytes:
     return buffer.getvalue()
 
 
-def _sha256(content: bytes) -> str:
+def _sha256(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()

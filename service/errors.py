@@ -5,6 +5,14 @@ class DSSError(Exception):
     """Every failure this project raises on purpose."""
 
 
+class ModelsFolderMissing(DSSError):
+    pass
+
+
+class NotStarted(DSSError):
+    """The server cannot start; the log has said why, most often that the port is taken."""
+
+
 class QueryError(DSSError):
     """The arrays of a query are wrong; nothing was computed."""
 
@@ -39,6 +47,10 @@ class BundleError(DSSError):
 
 class BundleMissing(BundleError):
     pass
+
+
+class PrecisionUnsuitable(BundleError):
+    """The layer cannot be stored in the precision asked for."""
 
 
 class BundleExists(BundleError):

@@ -1,10 +1,10 @@
-"""The ONNX graphs of a bundle: the gate and an expert. Built here, and checked here on reading.
+"""The ONNX graphs of a bundle: the gate and its experts, as they are built.
 
 B rows, D hidden, K experts, V classes of one expert, N classes in all, g experts asked for,
 k answers asked for, w directions of a preview, c candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,40 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from service.errors import GraphForbidden, GraphMalformed, ShapeWrong
-
 OPSET = 17
 IR_VERSION = 8
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
+INT8, UINT8, INT64 = TensorProto.INT8, TensorProto.UINT8, TensorProto.INT64
+
+# int8 experts: a row's numbers are -127..127 steps of its own, a class's -63..63. No more, because
+# processors without VNNI add two products of u8 and s8 in 16 bits.
+ACTIVATION_STEPS = 127
+WEIGHT_STEPS = 63
+# How many of the best by int8 are scored exactly, c: so many for each answer, but not fewer.
+RESCORED_PER_ANSWER = 2
+RESCORED_AT_LEAST = 16
+
+
+@dataclass(frozen=True)
+class External:
+    """An array that a graph keeps in a file beside its own."""
+
+    file: str
+    first: int  # byte
+    dtype: int  # of ONNX
+    shape: tuple[int, int]
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * ITEM_BYTES[self.dtype]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"location": self.file, "offset": str(self.first), "length": str(self.bytes)}
+
+
+ITEM_BYTES: Mapping[int, int] = {FLOAT: 4, FLOAT16: 2, INT8: 1}
+Matrix = NDArray[np.float32] | External
 
 
 @dataclass(frozen=True)
@@ -61,49 +90,128 @@ def gate_graph(gate: NDArray[np.float32], bias: NDArray[np.float32] | None = Non
         nodes,
         inputs=[("hidden", FLOAT, ["B", hidden_size]), ("g", INT64, [1])],
         outputs=[("expert", INT64, ["B", "g"]), ("gate", FLOAT, ["B", "g"])],
-        initializers={"U": gate} | _bias(bias),
+        initializers={"U": gate, **_bias(bias)},
     )
 
 
-def expert_graph(
-    weight: NDArray[np.float32], n_classes: int, bias: NDArray[np.float32] | None = None
-) -> bytes:
+def expert_graph(weight: Matrix, n_classes: int, bias: NDArray[np.float32] | None = None) -> bytes:
     """hidden[B,D], gate[B,1], k[1] -> score[B,k], position[B,k], logsumexp[B,1].
 
-    A class the expert does not hold has logit 0, so each of the N - V absent ones adds e^0 to the
-    normaliser.
+    A matrix within the graph is [V,D] in float32. Outside it is stored by column, [D,V], in float32
+    or float16. A class the expert does not hold has logit 0, so each of the N - V absent ones adds
+    e^0 to the normaliser.
     """
-    nodes = [
-        _product("hidden", "W", "logits", bias),
+    outside = isinstance(weight, External)
+    size, hidden_size = reversed(weight.shape) if outside else weight.shape
+    nodes, matrix = [], "W"
+    if outside and weight.dtype == FLOAT16:
+        nodes, matrix = [helper.make_node("Cast", ["W"], ["wide"], to=FLOAT)], "wide"
+    nodes += [
+        _product("hidden", matrix, "logits", bias, by_column=outside),
         helper.make_node("Mul", ["logits", "gate"], ["scores"]),
         helper.make_node("TopK", ["scores", "k"], ["score", "position"], axis=1),
     ]
-    return _serialize_expert(nodes, weight, n_classes, _bias(bias))
+    constants: Constants = {"W": weight} | _bias(bias)
+    return _serialize_expert(nodes, size, hidden_size, n_classes, constants)
 
 
 def expert_svd_graph(
-    weight: NDArray[np.float32],
+    weight: Matrix,
     n_classes: int,
     preview: Preview,
     bias: NDArray[np.float32] | None = None,
 ) -> bytes:
     """As `expert_graph`, but only the c best classes by the preview are scored exactly.
 
-    SVD-softmax (Shim et al. 2017) rotates h by all D directions, previews with the first w and
-    scores candidates in rotated coordinates. A rotation changes no product, so the first w
-    directions are enough and candidates are scored with their own rows: the same logits for D*w
-    multiply-adds in place of D*D.
+    The matrix is stored by row, [V,D]. SVD-softmax (Shim et al. 2017) rotates h by all D
+    directions, previews with the first w and scores candidates in rotated coordinates. A rotation
+    changes no product, so the first w directions are enough and candidates are scored with their
+    own rows: the same logits for D*w multiply-adds in place of D*D.
     """
-    constants: dict[str, NDArray[Any]] = {
+    constants: Constants = {
+        "W": weight,
         "P": preview.directions,
         "Q": preview.weight,
         "candidates": np.array([preview.candidates], np.int64),
-        "last_axis": np.array([2], np.int64),
     }
     nodes = [
         _product("hidden", "P", "projected", None),
         _product("projected", "Q", "preview_logits", bias),
         helper.make_node("Max", ["k", "candidates"], ["c"]),
+    ]
+    return _serialize_previewed(nodes, weight, n_classes, constants, bias)
+
+
+def expert_int8_graph(
+    weight: External,
+    quantised: External,
+    scale: NDArray[np.float32],  # [V]
+    n_classes: int,
+    bias: NDArray[np.float32] | None = None,
+) -> bytes:
+    """As `expert_graph`, but scored in whole numbers; only the c best are then scored exactly.
+
+    Both matrices are stored by row, [V,D]. Each row of hidden has its own step, so that its answer
+    does not depend on the other rows.
+    """
+    size = weight.shape[0]
+    constants: Constants = {
+        "W": weight,
+        "W8": quantised,
+        "scale": scale,
+        "steps": np.array([ACTIVATION_STEPS], np.float32),
+        "smallest": np.array([np.finfo(np.float32).tiny]),
+        "middle": np.array([128], np.float32),
+        "zero_point": np.array(128, np.uint8),
+        "per_answer": np.array([RESCORED_PER_ANSWER], np.int64),
+        "at_least": np.array([RESCORED_AT_LEAST], np.int64),
+        "size": np.array([size], np.int64),
+    }
+    nodes = [
+        helper.make_node("Abs", ["hidden"], ["sizes"]),
+        helper.make_node("ReduceMax", ["sizes"], ["found_largest"], axes=[1]),  # [B,1]
+        helper.make_node("Max", ["found_largest", "smallest"], ["largest"]),
+        helper.make_node("Div", ["steps", "largest"], ["steps_per_one"]),
+        helper.make_node("Mul", ["hidden", "steps_per_one"], ["in_steps"]),
+        helper.make_node("Round", ["in_steps"], ["whole"]),
+        helper.make_node("Add", ["whole", "middle"], ["positive"]),
+        helper.make_node("Cast", ["positive"], ["activations"], to=UINT8),
+        helper.make_node("Transpose", ["W8"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMulInteger", ["activations", "columns", "zero_point"], ["counts"]),
+        helper.make_node("Cast", ["counts"], ["sums"], to=FLOAT),  # [B,V]
+        helper.make_node("Div", ["largest", "steps"], ["step"]),
+        # In this order, because ONNX Runtime fuses sums * (step * scale) + bias wrongly when step
+        # is not one number for all rows.
+        helper.make_node("Mul", ["sums", "scale"], ["scaled"]),
+        helper.make_node("Mul", ["scaled", "step"], ["products8"]),
+        helper.make_node("Add", ["products8", "bias"], ["preview_logits"])
+        if bias is not None
+        else helper.make_node("Identity", ["products8"], ["preview_logits"]),
+        helper.make_node("Mul", ["k", "per_answer"], ["wanted"]),
+        helper.make_node("Max", ["wanted", "at_least"], ["wanted_or_more"]),
+        helper.make_node("Min", ["wanted_or_more", "size"], ["c"]),
+    ]
+    return _serialize_previewed(nodes, weight, n_classes, constants, bias)
+
+
+def quantise(
+    weight: NDArray[np.float32],  # [V,D]
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Each class's numbers in steps of its own, [V,D], and the steps [V]."""
+    largest = np.maximum(np.abs(weight).max(axis=1, initial=0), np.finfo(np.float32).tiny)
+    steps = np.rint(weight * (WEIGHT_STEPS / largest.astype(np.float64))[:, None])
+    return steps.astype(np.int8), (largest / WEIGHT_STEPS).astype(np.float32)
+
+
+def _serialize_previewed(
+    nodes: list[onnx.NodeProto],
+    weight: Matrix,
+    n_classes: int,
+    constants: "Constants",
+    bias: NDArray[np.float32] | None,
+) -> bytes:
+    """Given the nodes that make `preview_logits` [B,V] and `c` [1], scores the c best exactly."""
+    nodes += [
         helper.make_node(
             "TopK", ["preview_logits", "c"], ["best_previews", "unordered"], axis=1, sorted=0
         ),
@@ -130,33 +238,40 @@ def expert_svd_graph(
             "ScatterElements", ["preview_scores", "candidate", "exact_scores"], ["scores"], axis=1
         ),
     ]
-    return _serialize_expert(nodes, weight, n_classes, constants | _bias(bias))
+    constants = constants | {"last_axis": np.array([2], np.int64)} | _bias(bias)
+    size, hidden_size = weight.shape
+    return _serialize_expert(nodes, size, hidden_size, n_classes, constants)
 
 
 def _product(
-    rows: str, matrix: str, output: str, bias: NDArray[np.float32] | None
+    rows: str,
+    matrix: str,
+    output: str,
+    bias: NDArray[np.float32] | None,
+    by_column: bool = False,
 ) -> onnx.NodeProto:
     inputs = [rows, matrix] if bias is None else [rows, matrix, "bias"]
+    if by_column:
+        return helper.make_node("Gemm", inputs, [output])
     return helper.make_node("Gemm", inputs, [output], transB=1)
 
 
-def _bias(bias: NDArray[np.float32] | None) -> dict[str, NDArray[Any]]:
+def _bias(bias: NDArray[np.float32] | None) -> "Constants":
     return {} if bias is None else {"bias": bias}
 
 
 def _serialize_expert(
     nodes: list[onnx.NodeProto],
-    weight: NDArray[np.float32],
+    size: int,
+    hidden_size: int,
     n_classes: int,
-    more: dict[str, NDArray[Any]],
+    constants: "Constants",
 ) -> bytes:
     """An expert's graph, given the nodes that make `score`, `position` and all `scores` [B,V]."""
-    size, hidden_size = weight.shape
     absent = n_classes - size
-    constants: dict[str, NDArray[Any]] = {"W": weight} | more
     # Row-wise reductions only: ONNX Runtime's Log rounds the last rows of a batch differently.
     if absent:
-        constants |= {
+        constants = constants | {
             "zero": np.array([0], np.float32),
             "log_absent": np.log(np.array([absent], np.float32)),
         }
@@ -187,12 +302,17 @@ def _serialize_expert(
 
 
 def constants(model: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays that a graph holds, by name."""
+    """The arrays that a graph holds, by name; not those it keeps outside itself."""
     graph = onnx.load_model_from_string(model).graph
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    return {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.data_location != TensorProto.EXTERNAL
+    }
 
 
 Port = tuple[str, int, Sequence[str | int]]
+Constants = dict[str, NDArray[Any] | External]
 
 
 def _serialize(
@@ -200,14 +320,14 @@ def _serialize(
     nodes: list[onnx.NodeProto],
     inputs: list[Port],
     outputs: list[Port],
-    initializers: dict[str, NDArray[Any]],
+    initializers: Constants,
 ) -> bytes:
     graph = helper.make_graph(
         nodes,
         name,
         [helper.make_tensor_value_info(*port) for port in inputs],
         [helper.make_tensor_value_info(*port) for port in outputs],
-        [numpy_helper.from_array(np.ascontiguousarray(v), k) for k, v in initializers.items()],
+        [_tensor(name, value) for name, value in initializers.items()],
     )
     model = helper.make_model(
         graph,
@@ -215,161 +335,31 @@ def _serialize(
         ir_version=IR_VERSION,
         producer_name="doubly-sparse-softmax",
     )
-    onnx.checker.check_model(model, full_check=True)
+    onnx.checker.check_model(without_external(model), full_check=True)
     content: bytes = model.SerializeToString()
     return content
 
 
-@dataclass(frozen=True)
-class Signature:
-    """What a reader insists on; None stands for a size chosen per call."""
-
-    inputs: dict[str, tuple[int, tuple[int | None, ...]]]
-    outputs: dict[str, tuple[int, int]]  # name -> type, rank
-    weight: tuple[str, tuple[int, int]]
-    absent: int = 0  # classes outside the expert, which its normaliser must count
-    preview: bool = False  # whether the graph may have one
-
-
-def gate_signature(n_experts: int, hidden_size: int) -> Signature:
-    return Signature(
-        inputs={"hidden": (FLOAT, (None, hidden_size)), "g": (INT64, (1,))},
-        outputs={"expert": (INT64, 2), "gate": (FLOAT, 2)},
-        weight=("U", (n_experts, hidden_size)),
+def _tensor(name: str, value: NDArray[Any] | External) -> TensorProto:
+    if not isinstance(value, External):
+        return numpy_helper.from_array(np.asarray(value, order="C"), name)
+    tensor = TensorProto(
+        name=name, data_type=value.dtype, dims=value.shape, data_location=TensorProto.EXTERNAL
     )
+    for key, fact in value.facts.items():
+        tensor.external_data.add(key=key, value=fact)
+    return tensor
 
 
-def expert_signature(size: int, hidden_size: int, n_classes: int) -> Signature:
-    return Signature(
-        inputs={
-            "hidden": (FLOAT, (None, hidden_size)),
-            "gate": (FLOAT, (None, 1)),
-            "k": (INT64, (1,)),
-        },
-        outputs={"score": (FLOAT, 2), "position": (INT64, 2), "logsumexp": (FLOAT, 2)},
-        weight=("W", (size, hidden_size)),
-        absent=n_classes - size,
-        preview=True,
-    )
-
-
-ALLOWED_OPERATORS = {
-    "Add", "Concat", "Gather", "GatherElements", "Gemm", "MatMul", "Max", "Mul", "ReduceLogSumExp",
-    "ScatterElements", "Softmax", "Squeeze", "TopK", "Unsqueeze",
-}  # fmt: skip
-
-# Who may read the arrays that an approximated expert's cost is worked out from: were W multiplied
-# as a whole, the preview would save nothing.
-PREVIEW_READERS = {"P": "Gemm", "Q": "Gemm", "candidates": "Max", "W": "Gather"}
-
-
-def check_graph(name: str, content: bytes, signature: Signature) -> PreviewSize | None:
-    """Refuse anything but a plain, self-contained graph of the expected shape.
-
-    Returns the size of the graph's preview, if it has one.
-    """
-    try:
-        model = onnx.load_model_from_string(content)
-        _forbid_escapes(name, model)
-        onnx.checker.check_model(model)
-    except (GraphForbidden, MemoryError):
-        raise
-    except Exception as error:  # protobuf and checker failures share no base class
-        raise GraphMalformed(f"{name} is not a valid ONNX model.") from error
-    _check_ports(name, model.graph, signature)
-    return _check_constants(name, model.graph, signature)
-
-
-def _forbid_escapes(name: str, model: onnx.ModelProto) -> None:
-    """No code from elsewhere, no bytes from elsewhere, no control flow."""
-    for opset in model.opset_import:
-        if opset.domain not in ("", "ai.onnx"):
-            raise GraphForbidden(f"{name} uses operators of the domain {opset.domain!r}.")
-        if opset.version < OPSET:
-            raise GraphForbidden(f"{name} uses opset {opset.version}; at least {OPSET} is needed.")
-    if model.functions:
-        raise GraphForbidden(f"{name} defines functions of its own.")
-    if model.graph.sparse_initializer:
-        raise GraphForbidden(f"{name} stores sparse tensors.")
-    for node in model.graph.node:
-        if node.op_type not in ALLOWED_OPERATORS or node.domain not in ("", "ai.onnx"):
-            raise GraphForbidden(f"{name} uses the operator {node.op_type!r}.")
+def without_external(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with arrays outside itself as inputs: ONNX's checker would look for files."""
+    inside = onnx.ModelProto()
+    inside.CopyFrom(model)
+    del inside.graph.initializer[:]
     for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
-            raise GraphForbidden(f"{name} keeps data outside itself.")
-
-
-def _check_ports(name: str, graph: onnx.GraphProto, signature: Signature) -> None:
-    inputs = {port.name: port.type.tensor_type for port in graph.input}
-    outputs = {port.name: port.type.tensor_type for port in graph.output}
-    if inputs.keys() != signature.inputs.keys():
-        raise ShapeWrong(f"{name} takes {sorted(inputs)}, not {sorted(signature.inputs)}.")
-    if outputs.keys() != signature.outputs.keys():
-        raise ShapeWrong(f"{name} gives {sorted(outputs)}, not {sorted(signature.outputs)}.")
-    for port, (dtype, shape) in signature.inputs.items():
-        dims = [dim.dim_value or None for dim in inputs[port].shape.dim]
-        if inputs[port].elem_type != dtype or dims != list(shape):
-            raise ShapeWrong(f"{name} takes {port} of the wrong type or shape.")
-    for port, (dtype, rank) in signature.outputs.items():
-        if outputs[port].elem_type != dtype or len(outputs[port].shape.dim) != rank:
-            raise ShapeWrong(f"{name} gives {port} of the wrong type or shape.")
-
-
-Initializers = dict[str, onnx.TensorProto]
-
-
-def _check_constants(name: str, graph: onnx.GraphProto, signature: Signature) -> PreviewSize | None:
-    initializers = {tensor.name: tensor for tensor in graph.initializer}
-    weight, shape = signature.weight
-    _check_shape(name, initializers, weight, shape)
-    if "bias" in initializers:
-        _check_shape(name, initializers, "bias", shape[:1])
-    counted = _counted_absent(initializers.get("log_absent"))
-    if counted != signature.absent:
-        raise ShapeWrong(f"{name} counts {counted} absent classes, not {signature.absent}.")
-    if not signature.preview or not {"P", "Q", "candidates"} & initializers.keys():
-        return None
-    return _check_preview(name, graph, initializers, shape)
-
-
-def _check_shape(name: str, initializers: Initializers, which: str, shape: tuple[int, ...]) -> None:
-    found = tuple(initializers[which].dims) if which in initializers else None
-    if found != shape:
-        raise ShapeWrong(f"{name} holds {which} of shape {found}, not {shape}.")
-
-
-def _check_preview(
-    name: str, graph: onnx.GraphProto, initializers: Initializers, shape: tuple[int, int]
-) -> PreviewSize:
-    """What an approximated expert computes is told by its arrays, so they must be what it uses."""
-    size, hidden_size = shape
-    window = initializers["P"].dims[0] if "P" in initializers and initializers["P"].dims else 0
-    if not 1 <= window <= hidden_size:
-        raise ShapeWrong(f"{name} previews {window} directions; 1 to {hidden_size} are possible.")
-    _check_shape(name, initializers, "P", (window, hidden_size))
-    _check_shape(name, initializers, "Q", (size, window))
-    _check_shape(name, initializers, "candidates", (1,))
-    for which, operator in PREVIEW_READERS.items():
-        readers = {node.op_type for node in graph.node if which in node.input}
-        if readers != {operator}:
-            raise ShapeWrong(f"{name} has {which} read by {sorted(readers)}, not by {operator}.")
-    candidates = _integer(initializers["candidates"])
-    if candidates is None or not 1 <= candidates <= size:
-        raise ShapeWrong(f"{name} has {candidates} candidates; 1 to {size} are possible.")
-    return PreviewSize(window, candidates)
-
-
-def _integer(tensor: onnx.TensorProto) -> int | None:
-    if tensor.data_type != INT64:
-        return None
-    try:
-        return int(numpy_helper.to_array(tensor)[0])
-    except ValueError:  # fewer bytes than its shape says
-        return None
-
-
-def _counted_absent(log_absent: onnx.TensorProto | None) -> int:
-    if log_absent is None:
-        return 0
-    counted = np.exp(numpy_helper.to_array(log_absent).astype(np.float64))
-    return round(float(counted[0])) if counted.shape == (1,) and counted[0] < 2**31 else -1
+        if tensor.data_location == TensorProto.EXTERNAL:
+            port = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            inside.graph.input.append(port)
+        else:
+            inside.graph.initializer.append(tensor)
+    return inside

@@ -1,75 +1,49 @@
-"""Compiled loops: gate, scan, log-sum-exp and top-k. They know arrays only.
+"""Compiled loops: gate, search of experts, and the merge of what they found. Arrays only.
 
-A matrix of V rows is stored by column, [D,V]: W h is then a sum over D of scaled columns, added in
-the same order for one row and for many. So a row's answer does not depend on its batch, bit for
-bit, and sums need not be gathered from the lanes of a vector.
-
-B rows, D hidden, K experts, V classes of an expert, R rows of all experts, k answers, T tasks: a
-row and the expert to search for it.
+B rows, D hidden, K experts, V classes of an expert, R classes of all experts, k answers, g experts
+searched for a row, T tasks: a row and an expert to search for it.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import cache
+from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
+from service.backend import NO_CLASS
+from service.compiled import (
+    COUNTS,
+    FLOAT_TABLE,
+    FLOATS,
+    INTEGER_TABLE,
+    INTEGERS,
+    ORDERED,
+    ROWS,
+    SECONDS,
+    Floats,
+    Integers,
+    compiled,
+    ordered,
+)
+from service.products import pointer, score_integers, score_many, score_one
+from service.scores import best_of, best_rescored, best_shares, finite, normalise, rescored, scale
 
-ONE_ROW_TILE = 1024  # columns whose sums stay in the first cache
-TILE = 128  # columns of a matrix that stay in the second cache while many rows pass
 SCORES_AT_ONCE = 2**20
-INSERTED = 128  # up to so many answers are kept in order as they are found
+RANKED_AT_ONCE = 64  # rows whose gate logits stay in the first caches
+SORTED_BY_HAND = 32  # up to so many tasks
+COMPARED = 64  # up to so many answers are looked through for a class that is there already
 
-ZERO, ONE = np.float32(0), np.float32(1)
+NOT_FINITE = -1
+ZERO = np.float32(0)
 MINUS_INFINITY = np.float32(-np.inf)
-LOG2_E = np.float32(1.4426950408889634)
-LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2
-ROUNDER = np.float32(12582912)  # adding and subtracting it rounds to a whole number
-LOWEST = np.float32(-87)  # e to that is next to nothing
-C2, C3, C4, C5, C6 = (np.float32(1 / factorial) for factorial in (2, 6, 24, 120, 720))
+SMALLEST_GATE = np.finfo(np.float32).tiny
 
 MONOTONIC = int(time.CLOCK_MONOTONIC)
 clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-
-
-def compiled(fastmath: set[str], signature: object = None) -> Callable[[Function], Function]:
-    """Machine code, kept on disk where there is a place for it; the interpreter is let go.
-
-    What has a signature is compiled when this module is imported, never by a request.
-    """
-
-    def compile_it(function: Function) -> Function:
-        try:
-            made = njit(signature, nogil=True, cache=True, fastmath=fastmath)(function)
-        except RuntimeError:  # no folder can be written
-            made = njit(signature, nogil=True, fastmath=fastmath)(function)
-        return cast(Function, made)
-
-    return compile_it
-
-
-# A product and a sum may be fused, but no sum is reordered: vectors and single numbers agree.
-ORDERED = {"contract", "nsz"}
-ordered = compiled(ORDERED)
-# Sums may be reordered: only for what is computed by the same loop in every case.
-reordered = compiled({*ORDERED, "reassoc"})
-
-
-def given(scalar: types.Type, dimensions: int) -> types.Type:
-    """An argument that is only read, so that it may be a part of a file or of a message."""
-    return types.Array(scalar, dimensions, "C", readonly=True)
-
-
-ROWS, FLOATS, INTEGERS = given(types.float32, 2), given(types.float32, 1), given(types.int64, 1)
-CLASSES = given(types.int32, 1)
-COUNT = types.int64
-SECONDS = types.float64[::1]
-INTEGER_TABLE, FLOAT_TABLE = types.int64[:, ::1], types.float32[:, ::1]
 
 
 @ordered
@@ -79,219 +53,37 @@ def nanoseconds(clock: Integers) -> int:
     return int(clock[0] * 1_000_000_000 + clock[1])
 
 
-# --- products ----------------------------------------------------------------------------------
-
-
 @ordered
-def add_products(h: Floats, matrix: Floats, first: int, stride: int, y: Floats) -> None:
-    """y[v] += sum over d of h[d] matrix[first + d stride + v]."""
-    width, n = y.shape[0], h.shape[0]
-    d = 0
-    while d + 4 <= n:
-        at = first + d * stride
-        h0, h1, h2, h3 = h[d], h[d + 1], h[d + 2], h[d + 3]
-        w0, w1 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w2, w3 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        for v in range(width):
-            y[v] = (((y[v] + h0 * w0[v]) + h1 * w1[v]) + h2 * w2[v]) + h3 * w3[v]
-        d += 4
-    while d < n:
-        at = first + d * stride
-        h0, w0 = h[d], matrix[at : at + width]
-        for v in range(width):
-            y[v] = y[v] + h0 * w0[v]
-        d += 1
-
-
-@ordered
-def add_products_of_two(
-    g: Floats, h: Floats, matrix: Floats, first: int, stride: int, x: Floats, y: Floats
-) -> None:
-    """`add_products` of g into x and of h into y: the matrix is read once."""
-    width, n = y.shape[0], h.shape[0]
-    d = 0
-    while d + 4 <= n:
-        at = first + d * stride
-        g0, g1, g2, g3 = g[d], g[d + 1], g[d + 2], g[d + 3]
-        h0, h1, h2, h3 = h[d], h[d + 1], h[d + 2], h[d + 3]
-        w0, w1 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w2, w3 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        for v in range(width):
-            x[v] = (((x[v] + g0 * w0[v]) + g1 * w1[v]) + g2 * w2[v]) + g3 * w3[v]
-            y[v] = (((y[v] + h0 * w0[v]) + h1 * w1[v]) + h2 * w2[v]) + h3 * w3[v]
-        d += 4
-    while d < n:
-        at = first + d * stride
-        g0, h0, w0 = g[d], h[d], matrix[at : at + width]
-        for v in range(width):
-            x[v] = x[v] + g0 * w0[v]
-            y[v] = y[v] + h0 * w0[v]
-        d += 1
-
-
-@ordered
-def score_one(h: Floats, matrix: Floats, first: int, size: int, scores: Floats) -> None:
-    """Products of one row with a matrix, added to scores [V]."""
-    for begin in range(0, size, ONE_ROW_TILE):
-        end = min(begin + ONE_ROW_TILE, size)
-        add_products(h, matrix, first + begin, size, scores[begin:end])
-
-
-@ordered
-def score_many(
-    hidden: Floats, rows: Integers, matrix: Floats, first: int, size: int, scores: Floats
-) -> None:
-    """Products of several rows with one matrix, added to scores [T,V]."""
-    n = rows.shape[0]
-    for begin in range(0, size, TILE):
-        end = min(begin + TILE, size)
-        t = 0
-        while t + 2 <= n:
-            add_products_of_two(
-                hidden[rows[t]],
-                hidden[rows[t + 1]],
-                matrix,
-                first + begin,
-                size,
-                scores[t, begin:end],
-                scores[t + 1, begin:end],
-            )
-            t += 2
-        if t < n:
-            add_products(hidden[rows[t]], matrix, first + begin, size, scores[t, begin:end])
-
-
-@ordered
-def scale(x: Floats, by: float) -> None:
-    for v in range(x.shape[0]):
-        x[v] = x[v] * by
-
-
-# --- sums of exponentials ----------------------------------------------------------------------
-
-
-@ordered
-def exponentials(x: Floats, shift: float, fractions: Floats, powers: NDArray[np.int32]) -> None:
-    """e^(x - shift), x no larger than shift, as fractions times the float32 whose bits are powers.
-
-    e^t = 2^n e^r with |r| < 0.35, where seven terms of the series are enough.
-    """
-    for v in range(x.shape[0]):
-        t = max(x[v] - shift, LOWEST)
-        n = (t * LOG2_E + ROUNDER) - ROUNDER
-        r = (t - n * LN2_HIGH) - n * LN2_LOW
-        fractions[v] = ONE + r * (ONE + r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * C6)))))
-        powers[v] = (np.int32(n) + np.int32(127)) << np.int32(23)
-
-
-@reordered
-def dot(a: Floats, b: Floats) -> np.float32:
-    total = ZERO
-    for v in range(a.shape[0]):
-        total += a[v] * b[v]
-    return total
-
-
-@ordered
-def sum_of_exponentials(
-    x: Floats, shift: float, fractions: Floats, powers: NDArray[np.int32]
-) -> np.float32:
-    n = x.shape[0]
-    exponentials(x, shift, fractions[:n], powers[:n])
-    return dot(fractions[:n], powers[:n].view(np.float32))
-
-
-# --- the best ----------------------------------------------------------------------------------
-
-
-@ordered
-def best_of(x: Floats, k: int, values: Floats, places: Integers) -> None:
-    """The k largest of x and where they are, best first, the earlier one first among equals."""
-    if k > INSERTED:
-        order = np.argsort(-x, kind="mergesort")
-        for i in range(k):
-            places[i] = order[i]
-            values[i] = x[order[i]]
-        return
-    count = 0
-    for v in range(x.shape[0]):
-        score = x[v]
-        if count < k:
-            at = count
-            count += 1
-        elif score > values[k - 1]:
-            at = k - 1
+def rank(
+    hidden: Floats,  # [B,D]
+    gate: Floats,  # [D K] by column
+    gate_bias: Floats,  # [K]
+    ranked: Integers,  # [B g] to fill in
+    gates: Floats,  # [B g] to fill in
+) -> int:
+    """Each row's best experts and their share of the softmax. Returns the nanoseconds it took."""
+    clock = np.empty(2, np.int64)
+    started = nanoseconds(clock)
+    n_experts, n = gate_bias.shape[0], hidden.shape[0]
+    g = ranked.shape[0] // n
+    together = min(n, RANKED_AT_ONCE)
+    floats = np.empty((together + 2, n_experts), np.float32)
+    fractions, powers = floats[together], floats[together + 1].view(np.int32)
+    for first in range(0, n, together):
+        rows = np.arange(first, min(first + together, n))
+        for i in range(rows.shape[0]):
+            floats[i] = gate_bias
+        if rows.shape[0] == 1:
+            score_one(hidden[first], gate, 0, n_experts, floats[0])
         else:
-            continue
-        while at > 0 and values[at - 1] < score:
-            values[at] = values[at - 1]
-            places[at] = places[at - 1]
-            at -= 1
-        values[at] = score
-        places[at] = v
+            score_many(hidden, rows, gate, 0, n_experts, floats)
+        for i in range(rows.shape[0]):
+            of_row = slice((first + i) * g, (first + i + 1) * g)
+            best_shares(floats[i], fractions, powers, ranked[of_row], gates[of_row])
+    return nanoseconds(clock) - started
 
 
-@compiled(ORDERED, types.void(ROWS, FLOATS, FLOATS, COUNT, INTEGER_TABLE, FLOAT_TABLE))
-def rank_experts(
-    hidden: Floats, gate: Floats, gate_bias: Floats, ranks: int, ranked: Integers, gates: Floats
-) -> None:
-    """Each row's best experts and their share of the softmax: [B,ranks] each."""
-    n_experts = gate_bias.shape[0]
-    logits = np.empty(n_experts, np.float32)
-    fractions, powers = np.empty(n_experts, np.float32), np.empty(n_experts, np.int32)
-    for b in range(hidden.shape[0]):
-        logits[:] = gate_bias
-        add_products(hidden[b], gate, 0, n_experts, logits)
-        # By logit: shares far behind the best underflow to equal zeros.
-        best_of(logits, ranks, gates[b], ranked[b])
-        top = gates[b, 0]
-        total = sum_of_exponentials(logits, top, fractions, powers)
-        for rank in range(ranks):
-            gates[b, rank] = np.exp(gates[b, rank] - top) / total
-
-
-@ordered
-def answer_task(
-    scores: Floats,
-    temperature: float,
-    distrust: float,
-    absent: int,
-    classes: NDArray[np.int32],
-    k: int,
-    best_classes: Integers,
-    log_probs: Floats,
-    places: Integers,
-    fractions: Floats,
-    powers: NDArray[np.int32],
-) -> None:
-    """From products with an expert's rows [V] to its k best classes and their log-probabilities.
-
-    Each of the `absent` classes has score 0, so it adds 1 to the normaliser.
-    """
-    scale(scores, temperature)
-    best_of(scores, k, log_probs, places)
-    top = log_probs[0]
-    if absent > 0:
-        top = max(top, ZERO)
-    total = sum_of_exponentials(scores, top, fractions, powers)
-    if absent > 0:
-        total += np.float32(absent) * np.exp(-top)
-    normaliser = top + np.log(total)
-    for i in range(k):
-        log_probs[i] = (log_probs[i] - normaliser) + distrust
-        best_classes[i] = classes[places[i]]
-        at = i  # rounding may have made a new tie, which goes by class
-        while (
-            at > 0
-            and log_probs[at] == log_probs[at - 1]
-            and best_classes[at] < best_classes[at - 1]
-        ):
-            later = best_classes[at - 1]
-            best_classes[at - 1] = best_classes[at]
-            best_classes[at] = later
-            at -= 1
+# --- searching experts -------------------------------------------------------------------------
 
 
 @ordered
@@ -300,107 +92,142 @@ def rows_at_once(size: int) -> int:
 
 
 @ordered
-def group_tasks(experts: Integers, n_experts: int, counts: Integers) -> tuple[Integers, Integers]:
-    """Tasks in the order of their experts [T], and where those of each begin [K+1]."""
-    counts[:] = 0
-    for t in range(experts.shape[0]):
-        counts[experts[t]] += 1
+def group_tasks(experts: Integers, n_experts: int, order: Integers) -> None:
+    """Fills in the tasks in the order of their experts [T]."""
+    n = experts.shape[0]
+    if n <= SORTED_BY_HAND:
+        for t in range(n):
+            at = t
+            while at > 0 and experts[order[at - 1]] > experts[t]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = t
+        return
     starts = np.zeros(n_experts + 1, np.int64)
+    for t in range(n):
+        starts[experts[t] + 1] += 1
     for e in range(n_experts):
-        starts[e + 1] = starts[e] + counts[e]
-    order, filled = np.empty(experts.shape[0], np.int64), starts.copy()
-    for t in range(experts.shape[0]):
-        order[filled[experts[t]]] = t
-        filled[experts[t]] += 1
-    return order, starts
+        starts[e + 1] += starts[e]
+    for t in range(n):
+        order[starts[experts[t]]] = t
+        starts[experts[t]] += 1
 
 
 @ordered
-def largest_needs(offsets: Integers, counts: Integers) -> tuple[int, int, int]:
+def end_of_group(experts: Integers, order: Integers, begin: int) -> int:
+    end = begin + 1
+    while end < order.shape[0] and experts[order[end]] == experts[order[begin]]:
+        end += 1
+    return end
+
+
+@ordered
+def largest_needs(experts: Integers, order: Integers, offsets: Integers) -> tuple[int, int, int]:
     """Of all experts in use: the most classes, the most tasks at once, the most scores at once."""
     widest, most, largest = 1, 1, 1
-    for e in range(counts.shape[0]):
-        size = offsets[e + 1] - offsets[e]
-        if counts[e] > 0 and size > 0:
-            together = min(counts[e], rows_at_once(size))
-            widest, most = max(widest, size), max(most, together)
-            largest = max(largest, together * size)
+    begin = 0
+    while begin < order.shape[0]:
+        end, e = end_of_group(experts, order, begin), experts[order[begin]]
+        size = max(offsets[e + 1] - offsets[e], 1)
+        together = min(end - begin, rows_at_once(size))
+        widest, most = max(widest, size), max(most, together)
+        largest = max(largest, together * size)
+        begin = end
     return widest, most, largest
 
 
-@compiled(
-    ORDERED,
-    types.void(
-        ROWS,
-        INTEGERS,
-        INTEGERS,
-        FLOATS,
-        FLOATS,
-        FLOATS,
-        FLOATS,
-        INTEGERS,
-        CLASSES,
-        COUNT,
-        COUNT,
-        INTEGER_TABLE,
-        FLOAT_TABLE,
-        SECONDS,
-        types.int64[::1],
-    ),
-)
+@ordered
+def parts_of_three(whole: NDArray[Any], first: int, second: int) -> tuple[Any, Any, Any]:
+    return whole[:first], whole[first : first + second], whole[first + second :]
+
+
+@ordered
 def search(
     hidden: Floats,  # [B,D]
     rows: Integers,  # [T] of which row
     experts: Integers,  # [T] in which expert
-    temperatures: Floats,  # [T]
-    distrust: Floats,  # [T]
-    weights: Floats,  # [R D] one matrix [D,V] after the other
-    biases: Floats,  # [R], or empty
-    offsets: Integers,  # [K+1] in R
-    classes: NDArray[np.int32],  # [R]
+    temperatures: Floats,  # [T] what a row's products are multiplied by
+    distrust: Floats,  # [T] what is added to its log-probabilities
+    weights: Floats,
+    biases: Floats,
+    quantised: NDArray[np.int8],
+    scales: Floats,
+    offsets: Integers,
+    classes: NDArray[np.int32],
     n_classes: int,
     k: int,
     best_classes: Integers,  # [T,k] to fill in
     log_probs: Floats,  # [T,k] to fill in
-    seconds: NDArray[np.float64],  # [K] to fill in: how long each expert took
-    counts: Integers,  # [K] to fill in: for how many tasks
+    seconds: NDArray[np.float64],  # [K] to add to
+    worked: Integers,  # [K] to add to
 ) -> None:
     """Search every task's expert for its row. Tasks of one expert are done together."""
-    n_experts, hidden_size = offsets.shape[0] - 1, hidden.shape[1]
-    order, starts = group_tasks(experts, n_experts, counts)
-    widest, most, largest = largest_needs(offsets, counts)
-    buffer = np.empty(largest, np.float32)
-    fractions, powers = np.empty(widest, np.float32), np.empty(widest, np.int32)
-    places = np.empty(k, np.int64)
-    task_rows = np.empty(most, np.int64)
-    clock = np.empty(2, np.int64)
-    for e in range(n_experts):
+    n_tasks, hidden_size = experts.shape[0], hidden.shape[1]
+    # Allocations are a good part of a small call, so there are few.
+    integers = np.empty(n_tasks + 2, np.int64)
+    order, clock = integers[:n_tasks], integers[n_tasks:]
+    group_tasks(experts, offsets.shape[0] - 1, order)
+    widest, most, largest = largest_needs(experts, order, offsets)
+    c = rescored(k, widest) if quantised.shape[0] > 0 else 0
+    floats = np.empty(largest + 2 * widest + c, np.float32)
+    buffer, fractions, rest = parts_of_three(floats, largest, widest)
+    powers, exact = rest[:widest].view(np.int32), rest[widest:]
+    more_integers = np.empty(k + most + c, np.int64)
+    places, task_rows, candidates = parts_of_three(more_integers, k, most)
+    end = 0
+    while end < n_tasks:
+        first_task, end = end, end_of_group(experts, order, end)
+        e = experts[order[first_task]]
         first, size = offsets[e], offsets[e + 1] - offsets[e]
-        if counts[e] == 0 or size == 0:
+        for t in range(first_task, end):
+            for i in range(min(k, size), k):
+                best_classes[order[t], i], log_probs[order[t], i] = NO_CLASS, MINUS_INFINITY
+        if size == 0:
             continue
         started = nanoseconds(clock)
-        begin, end = starts[e], starts[e + 1]
+        begin, found = first_task, min(k, size)
         while begin < end:
             n = min(end - begin, rows_at_once(size))
             scores = buffer[: n * size].reshape((n, size))
             for i in range(n):
                 task_rows[i] = rows[order[begin + i]]
-                scores[i] = ZERO
                 if biases.shape[0] > 0:
                     scores[i] = biases[first : first + size]
-            if n == 1:
+                else:
+                    scores[i] = ZERO
+            if quantised.shape[0] > 0:
+                score_integers(hidden, task_rows[:n], quantised, scales, first, size, scores)
+            elif n == 1:
                 score_one(hidden[task_rows[0]], weights, first * hidden_size, size, scores[0])
             else:
                 score_many(hidden, task_rows[:n], weights, first * hidden_size, size, scores)
             for i in range(n):
                 t = order[begin + i]
-                answer_task(
+                scale(scores[i], temperatures[t])
+                if quantised.shape[0] > 0:
+                    top = best_rescored(
+                        hidden[task_rows[i]],
+                        scores[i],
+                        temperatures[t],
+                        weights,
+                        biases,
+                        first,
+                        found,
+                        log_probs[t],
+                        places,
+                        candidates,
+                        exact,
+                    )
+                else:
+                    best_of(scores[i], found, log_probs[t], places)
+                    top = log_probs[t, 0]
+                normalise(
                     scores[i],
-                    temperatures[t],
+                    top,
                     distrust[t],
                     n_classes - size,
                     classes[first : first + size],
-                    min(k, size),
+                    found,
                     best_classes[t],
                     log_probs[t],
                     places,
@@ -408,67 +235,283 @@ def search(
                     powers,
                 )
             begin += n
-        seconds[e] = (nanoseconds(clock) - started) * 1e-9
+        seconds[e] += (nanoseconds(clock) - started) * 1e-9
+        worked[e] += end - first_task
 
 
-@compiled(
-    ORDERED,
-    types.int64(
-        ROWS,
-        FLOATS,
-        FLOATS,
-        FLOATS,
-        FLOATS,
-        INTEGERS,
-        CLASSES,
-        COUNT,
-        COUNT,
-        INTEGER_TABLE,
-        FLOAT_TABLE,
-        types.int64[::1],
-        types.float32[::1],
-        SECONDS,
-        types.int64[::1],
-    ),
-)
-def answer_first(
+@ordered
+def merge(
+    classes: Integers,  # [g,k] found in several experts, each in order
+    log_probs: Floats,  # [g,k]
+    best_classes: Integers,  # [k] to fill in
+    best_log_probs: Floats,  # [k] to fill in
+    heads: Integers,  # [g] scratch
+    taken: NDArray[np.int8],  # [N] all zero, or empty if few answers are wanted
+) -> None:
+    """The k best of all, each class once with its best score; NO_CLASS where there are fewer."""
+    n, k = classes.shape
+    heads[:n] = 0
+    count = 0
+    while count < k:
+        best = -1
+        for i in range(n):
+            if heads[i] == k or classes[i, heads[i]] == NO_CLASS:
+                continue
+            if best < 0:
+                best = i
+                continue
+            score, leader = log_probs[i, heads[i]], log_probs[best, heads[best]]
+            if score > leader or (
+                score == leader and classes[i, heads[i]] < classes[best, heads[best]]
+            ):
+                best = i
+        if best < 0:
+            break
+        found, score = classes[best, heads[best]], log_probs[best, heads[best]]
+        heads[best] += 1
+        known = False
+        if taken.shape[0] > 0:
+            known = taken[found] == 1
+            taken[found] = 1
+        else:
+            for i in range(count):
+                known = known or best_classes[i] == found
+        if not known:
+            best_classes[count], best_log_probs[count] = found, score
+            count += 1
+    if taken.shape[0] > 0:
+        for i in range(n):
+            for j in range(heads[i]):
+                taken[classes[i, j]] = 0
+    for i in range(count, k):
+        best_classes[i], best_log_probs[i] = NO_CLASS, MINUS_INFINITY
+
+
+@ordered
+def marks(k: int, n_classes: int) -> NDArray[np.int8]:
+    """For `merge`: where many answers are wanted, a mark for every class."""
+    return np.zeros(n_classes if k > COMPARED else 0, np.int8)
+
+
+@ordered
+def merge_all(
+    classes: Integers,  # [B g,k]
+    log_probs: Floats,
+    n_classes: int,
+    best_classes: Integers,  # [B,k]
+    best_log_probs: Floats,
+) -> None:
+    g = classes.shape[0] // best_classes.shape[0]
+    heads, taken = np.empty(g, np.int64), marks(best_classes.shape[1], n_classes)
+    for b in range(best_classes.shape[0]):
+        found = slice(b * g, (b + 1) * g)
+        merge(classes[found], log_probs[found], best_classes[b], best_log_probs[b], heads, taken)
+
+
+@ordered
+def log_distrust(gates: Floats, rank: int) -> np.float32:
+    """How much less the gate trusts a row's expert at `rank` than its best one."""
+    if rank == 0:
+        return ZERO
+    return np.float32(np.log(max(gates[rank], SMALLEST_GATE) / gates[0]))
+
+
+@ordered
+def fill_up(
     hidden: Floats,
+    b: int,
+    searched: int,
     gate: Floats,
     gate_bias: Floats,
     weights: Floats,
     biases: Floats,
+    quantised: NDArray[np.int8],
+    scales: Floats,
     offsets: Integers,
     classes: NDArray[np.int32],
     n_classes: int,
-    k: int,
     best_classes: Integers,
     log_probs: Floats,
-    experts: Integers,  # [B] to fill in
-    gates: Floats,  # [B] to fill in
     seconds: NDArray[np.float64],
-    counts: Integers,
+    worked: Integers,
+) -> None:
+    """Search a row's next-best experts until it has its k classes."""
+    k, n_experts = best_classes.shape[0], gate_bias.shape[0]
+    ranked, gates = np.empty(n_experts, np.int64), np.empty(n_experts, np.float32)
+    rank(hidden[b : b + 1], gate, gate_bias, ranked, gates)
+    heads, taken = np.empty(2, np.int64), marks(k, n_classes)
+    row, temperature, distrust = np.array([b]), gates[:1], np.empty(1, np.float32)
+    both_classes, both_log_probs = np.empty((2, k), np.int64), np.empty((2, k), np.float32)
+    for place in range(searched, n_experts):
+        if best_classes[k - 1] != NO_CLASS:
+            return
+        distrust[0] = log_distrust(gates, place)
+        search(
+            hidden, row, ranked[place : place + 1], temperature, distrust, weights, biases,
+            quantised, scales, offsets, classes, n_classes, k, both_classes[1:],
+            both_log_probs[1:], seconds, worked,
+        )  # fmt: skip
+        both_classes[0], both_log_probs[0] = best_classes, log_probs
+        merge(both_classes, both_log_probs, best_classes, log_probs, heads, taken)
+
+
+@ordered
+def answer(
+    hidden: Floats,  # [B,D]
+    is_ranked: bool,
+    ranked: Integers,  # [B g] the experts to search, to fill in unless they are known
+    gates: Floats,  # [B g] likewise
+    layer: Integers,  # as `Layer` writes it
+    weights: Floats,  # [R D] of each expert by column, one after the other; by row if quantised
+    best_classes: Integers,  # [B,k] to fill in
+    log_probs: Floats,  # [B,k] to fill in
+    seconds: NDArray[np.float64],  # [K] to fill in: how long each expert took
+    worked: Integers,  # [K] to fill in: for how many rows
 ) -> int:
-    """`rank_experts` and `search` of each row's best expert. Returns the gate's nanoseconds."""
-    clock = np.empty(2, np.int64)
-    started = nanoseconds(clock)
-    n = hidden.shape[0]
-    rank_experts(hidden, gate, gate_bias, 1, experts.reshape((n, 1)), gates.reshape((n, 1)))
-    gate_time = nanoseconds(clock) - started
+    """The k best classes of each row in its experts. Returns the gate's nanoseconds.
+
+    The best gate value is the row's inverse temperature in whichever expert is searched. A row
+    whose experts hold fewer than k classes between them goes on to its next-best ones. Where a row
+    is not finite, nothing is computed and NOT_FINITE returned.
+    """
+    n, hidden_size = hidden.shape
+    n_experts, n_rows, n_classes = layer[N_EXPERTS], layer[N_ROWS], layer[N_CLASSES]
+    gate = carray(pointer(layer[GATE]), hidden_size * n_experts, np.float32)
+    gate_bias = carray(pointer(layer[GATE_BIAS]), n_experts, np.float32)
+    biases = carray(pointer(layer[BIASES]), layer[HAS_BIASES] * n_rows, np.float32)
+    integers = layer[HAS_INTEGERS] * n_rows
+    quantised = carray(pointer(layer[QUANTISED]), integers * hidden_size, np.int8)
+    scales = carray(pointer(layer[SCALES]), integers, np.float32)
+    offsets = carray(pointer(layer[OFFSETS]), n_experts + 1, np.int64)
+    classes = carray(pointer(layer[CLASSES_OF]), n_rows, np.int32)
+
+    gate_time = 0
+    if not is_ranked:
+        if not finite(hidden):
+            return NOT_FINITE
+        gate_time = rank(hidden, gate, gate_bias, ranked, gates)
+    seconds[:], worked[:] = 0, 0
+    k, g = best_classes.shape[1], ranked.shape[0] // n
+    rows, floats = np.empty(n * g, np.int64), np.empty((2, n * g), np.float32)
+    temperatures, distrust = floats[0], floats[1]
+    for b in range(n):
+        for place in range(g):
+            t = b * g + place
+            rows[t], temperatures[t] = b, gates[b * g]
+            distrust[t] = log_distrust(gates[b * g : (b + 1) * g], place)
+    found_classes, found_log_probs = best_classes, log_probs
+    if g > 1:
+        found_classes = np.empty((n * g, k), np.int64)
+        found_log_probs = np.empty((n * g, k), np.float32)
     search(
-        hidden,
-        np.arange(n),
-        experts,
-        gates,
-        np.zeros(n, np.float32),
-        weights,
-        biases,
-        offsets,
-        classes,
-        n_classes,
-        k,
-        best_classes,
-        log_probs,
-        seconds,
-        counts,
-    )
+        hidden, rows, ranked, temperatures, distrust, weights, biases, quantised, scales, offsets,
+        classes, n_classes, k, found_classes, found_log_probs, seconds, worked,
+    )  # fmt: skip
+    if g > 1:
+        merge_all(found_classes, found_log_probs, n_classes, best_classes, log_probs)
+    if g == n_experts:
+        return gate_time
+    for b in range(n):
+        if best_classes[b, k - 1] == NO_CLASS:
+            fill_up(
+                hidden, b, g, gate, gate_bias, weights, biases, quantised, scales, offsets,
+                classes, n_classes, best_classes[b], log_probs[b], seconds, worked,
+            )  # fmt: skip
     return gate_time
+
+
+# --- what is called from Python ----------------------------------------------------------------
+
+# A layer's arrays go by their addresses: to take seventeen arguments apart costs more than to
+# search a small expert.
+GATE, GATE_BIAS, N_EXPERTS, WEIGHTS, N_ROWS, BIASES, HAS_BIASES, QUANTISED, SCALES = range(9)
+HAS_INTEGERS, OFFSETS, CLASSES_OF, N_CLASSES, FIELDS = range(9, 14)
+
+
+class Layer:
+    """The arrays of a layer, kept, and where they are."""
+
+    def __init__(
+        self,
+        gate: Floats,  # [D K] by column
+        gate_bias: Floats,  # [K]
+        weights: NDArray[Any],  # [R D] float32, or float16 by their bits
+        biases: Floats,  # [R], or empty
+        quantised: NDArray[np.int8],  # [R D] by row, or empty
+        scales: Floats,  # [R], or empty
+        offsets: Integers,  # [K+1] in R
+        classes: NDArray[np.int32],  # [R]
+        n_classes: int,
+    ) -> None:
+        arrays: tuple[NDArray[Any], ...] = (
+            gate, gate_bias, weights, biases, quantised, scales, offsets, classes,
+        )  # fmt: skip
+        if not all(array.flags.c_contiguous and array.flags.aligned for array in arrays):
+            raise ValueError("The loops need arrays that are contiguous and aligned.")
+        self.arrays = arrays
+        self.table = np.zeros(FIELDS, np.int64)
+        for field, array in zip(
+            (GATE, GATE_BIAS, WEIGHTS, BIASES, QUANTISED, SCALES, OFFSETS, CLASSES_OF),
+            arrays,
+            strict=True,
+        ):
+            self.table[field] = array.ctypes.data
+        self.table[[N_EXPERTS, N_ROWS, N_CLASSES]] = len(gate_bias), len(classes), n_classes
+        self.table[[HAS_BIASES, HAS_INTEGERS]] = len(biases) > 0, len(scales) > 0
+
+
+ANSWER = types.int64(
+    ROWS, types.boolean, COUNTS, types.float32[::1], INTEGERS, INTEGER_TABLE, FLOAT_TABLE, SECONDS,
+    COUNTS,
+)  # fmt: skip
+
+
+@compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]))
+def rank_experts(
+    hidden: Floats, gate: Floats, gate_bias: Floats, ranked: Integers, gates: Floats
+) -> int:
+    """`rank` of rows that are finite; otherwise NOT_FINITE."""
+    return rank(hidden, gate, gate_bias, ranked, gates) if finite(hidden) else NOT_FINITE
+
+
+@compiled(ORDERED, ANSWER)
+def answer_from_floats(
+    hidden: Floats,
+    is_ranked: bool,
+    ranked: Integers,
+    gates: Floats,
+    layer: Integers,
+    best_classes: Integers,
+    log_probs: Floats,
+    seconds: NDArray[np.float64],
+    worked: Integers,
+) -> int:
+    weights = carray(pointer(layer[WEIGHTS]), layer[N_ROWS] * hidden.shape[1], np.float32)
+    return answer(
+        hidden, is_ranked, ranked, gates, layer, weights, best_classes, log_probs, seconds, worked
+    )
+
+
+@cache
+def answer_from_halves() -> Callable[..., int]:
+    """float16 is rare, so it is compiled when a model needs it."""
+
+    @compiled(ORDERED, ANSWER)
+    def from_halves(
+        hidden: Floats,
+        is_ranked: bool,
+        ranked: Integers,
+        gates: Floats,
+        layer: Integers,
+        best_classes: Integers,
+        log_probs: Floats,
+        seconds: NDArray[np.float64],
+        worked: Integers,
+    ) -> int:
+        weights = carray(pointer(layer[WEIGHTS]), layer[N_ROWS] * hidden.shape[1], np.uint16)
+        return answer(
+            hidden, is_ranked, ranked, gates, layer, weights, best_classes, log_probs, seconds,
+            worked,
+        )  # fmt: skip
+
+    return from_halves

@@ -143,6 +143,7 @@ FILES = [
     MANIFEST,
     "gate.onnx",
     *(f"experts/00{expert}.onnx" for expert in range(3)),
+    "experts/weights.bin",
     "index/offsets.npy",
     "index/classes.npy",
     "labels.txt",
@@ -200,7 +201,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (set_field("format_version", 2), errors.UnknownFormatVersion),
+        (set_field("format_version", 3), errors.UnknownFormatVersion),
         (set_field("format_version", "1"), errors.UnknownFormatVersion),
         (set_field("n_classes", 0), errors.ManifestMalformed),
         (set_field("n_classes", "many"), errors.ManifestMalformed),

@@ -10,6 +10,7 @@ import torch
 from tiny import with_classes
 
 from service import bundle
+from service.bundle_files import Precision
 from service.engine import Engine
 from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer import export as exporting
@@ -102,3 +103,30 @@ def test_labels_of_ones_own(finished: Path, tmp_path: Path) -> None:
     assert export(finished, tmp_path / "1", labels=names).labels == tuple(
         f"name {i}" for i in range(12)
     )
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_other_precisions_are_checked_as_well(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision
+) -> None:
+    written = export(finished, tmp_path / "1", precision=precision)
+    assert written.manifest.precision == precision
+    original = bundle.write
+
+    def wrong_write(path: Path, **arrays: object) -> bundle.Bundle:
+        arrays["weight"] = arrays["weight"] * np.float32(1.2)  # type: ignore[operator]
+        return original(path, **arrays)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting.bundle, "write", wrong_write)
+    with pytest.raises(ParityFailed):
+        export(finished, tmp_path / "2", precision=precision)
+    assert not (tmp_path / "2").exists()
+
+
+def test_int8_that_changes_answers_is_refused(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the best by int8 were others: nothing exact is left to choose from."""
+    monkeypatch.setattr(exporting, "INT8_AGREEMENT", 1.1)
+    with pytest.raises(ParityFailed, match=r"100\.00% of the rows"):
+        export(finished, tmp_path / "1", precision="int8")

@@ -1,5 +1,8 @@
 """The compiled loops against numpy in float64, and what they promise about arrays and threads."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_engine import SIZES, D, K, N, make_bundle
+from test_engine import SIZES, D, N, make_bundle
 
-from service import bundle, kernels
+from service import bundle, compile_cache, kernels, products, scores
 from service.engine import Engine
 from service.errors import BackendUnsuitable
 from service.graphs import Preview
@@ -23,7 +26,7 @@ def test_exponentials_are_those_of_numpy(size: int, seed: int) -> None:
     x = np.random.default_rng(seed).uniform(-100, 3, size).astype(np.float32)
     shift = x.max()
     scratch = np.empty(size, np.float32), np.empty(size, np.int32)
-    found = kernels.sum_of_exponentials(x, shift, *scratch)
+    found = scores.sum_of_exponentials(x, shift, *scratch)
     wanted = np.exp((x - shift).astype(np.float64))
     np.testing.assert_allclose(found, wanted.sum(), rtol=1e-6)
     single = scratch[0] * scratch[1].view(np.float32)
@@ -35,7 +38,7 @@ def test_the_best_are_those_of_a_stable_sort(size: int, k: int, seed: int) -> No
     x = np.random.default_rng(seed).integers(-5, 5, size).astype(np.float32)  # with many ties
     k = min(k, size)
     values, places = np.empty(k, np.float32), np.empty(k, np.int64)
-    kernels.best_of(x, k, values, places)
+    scores.best_of(x, k, values, places)
     wanted = np.argsort(-x, kind="stable")[:k]
     assert places.tolist() == wanted.tolist()
     assert values.tolist() == x[wanted].tolist()
@@ -49,11 +52,11 @@ def test_products_of_many_rows_are_those_of_each_bit_for_bit(
     rows = rng.normal(size=(n, width)).astype(np.float32)
     matrix = rng.normal(size=(width, size)).astype(np.float32)
     together = np.zeros((n, size), np.float32)
-    kernels.score_many(rows, np.arange(n), matrix.ravel(), 0, size, together)
+    products.score_many(rows, np.arange(n), matrix.ravel(), 0, size, together)
     np.testing.assert_allclose(together, rows @ matrix, rtol=1e-4, atol=1e-4)
     for row in range(n):
         alone = np.zeros(size, np.float32)
-        kernels.score_one(rows[row], matrix.ravel(), 0, size, alone)
+        products.score_one(rows[row], matrix.ravel(), 0, size, alone)
         assert alone.tobytes() == together[row].tobytes()
 
 
@@ -68,7 +71,7 @@ def test_arrays_of_any_kind_are_answered_without_compiling(engine: Engine) -> No
     frozen = np.frombuffer(rows.tobytes(), np.float32).reshape(6, D)
     unaligned = np.frombuffer(b"x" + rows.tobytes(), np.float32, offset=1).reshape(6, D)
     assert not frozen.flags.writeable and not unaligned.flags.aligned
-    entries = (kernels.rank_experts, kernels.search, kernels.answer_first)
+    entries = (kernels.rank_experts, kernels.answer_from_floats, scores.all_finite)
     expected = engine.topk(rows, 5), engine.topk(rows, N, 2)
     for given_rows in (frozen, unaligned, np.asfortranarray(rows), rows.astype(np.float64)):
         found = engine.topk(given_rows, 5), engine.topk(given_rows, N, 2)
@@ -86,11 +89,7 @@ def test_threads_share_the_rows_of_a_call(tmp_path: Path) -> None:
         together, shared = one.topk(rows, k, experts), three.topk(rows, k, experts)
         assert shared.classes.tolist() == together.classes.tolist()
         assert shared.log_probs.tobytes() == together.log_probs.tobytes()
-        counted = [
-            np.bincount([run.expert for run in a.runs], [run.rows for run in a.runs], K).tolist()
-            for a in (together, shared)
-        ]
-        assert counted[0] == counted[1]
+        assert shared.expert_rows.tolist() == together.expert_rows.tolist()
 
 
 def test_scores_are_kept_in_bounded_memory(engine: Engine) -> None:
@@ -102,21 +101,60 @@ def test_scores_are_kept_in_bounded_memory(engine: Engine) -> None:
     assert answer.classes[-50:].tolist() == last.classes.tolist()
 
 
-def test_without_a_folder_to_write_to_the_loops_are_compiled_all_the_same() -> None:
-    """As on a read-only file system: nothing is kept, everything works."""
-    script = (
-        "import numba.core.caching as caching\n"
-        "caching.CacheImpl._locator_classes = []\n"
-        "from service import kernels\n"
-        "import numpy as np\n"
-        "values, places = np.empty(1, np.float32), np.empty(1, np.int64)\n"
-        "kernels.best_of(np.array([1, 3, 2], np.float32), 1, values, places)\n"
-        "print(places[0], kernels.search.stats.cache_path)\n"
-    )
+SCRIPT = """
+import numpy as np
+from service import compile_cache, scores
+finite = scores.all_finite
+rows = np.ones((2, 3), np.float32)
+assert finite(rows) and not finite(rows * np.float32("inf")) and not finite(rows * np.nan)
+print(compile_cache.folder() or "nowhere", sum(finite.stats.cache_hits.values()))
+"""
+
+
+def said_with_cache(path: Path) -> list[str]:
+    """By a fresh process that is to keep machine code there: where it did, and what it found."""
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
-    assert done.stdout == "1 None\n"
+    return done.stdout.split()
+
+
+def test_machine_code_is_kept_and_found_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/dss-{compile_cache.fingerprint()[:16]}"
+    assert said_with_cache(tmp_path) == [folder, "0"]
+    assert said_with_cache(tmp_path) == [folder, "1"]
+    for path in [*tmp_path.rglob("*"), tmp_path]:  # as in a read-only image
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    assert said_with_cache(tmp_path) == [folder, "1"]
+
+
+def test_without_a_folder_to_write_to_loops_are_compiled_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert said_with_cache(tmp_path / "file" / "below") == ["nowhere", "0"]
+
+
+def test_a_change_of_any_source_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = compile_cache.fingerprint.__wrapped__()
+    for name in compile_cache.SOURCES:
+        shutil.copy(compile_cache.FOLDER / f"{name}.py", tmp_path)
+    monkeypatch.setattr(compile_cache, "FOLDER", tmp_path)
+    assert compile_cache.fingerprint.__wrapped__() == before
+    with (tmp_path / "products.py").open("a") as file:
+        file.write("\n")
+    assert compile_cache.fingerprint.__wrapped__() != before
+
+
+def test_every_source_of_loops_is_known() -> None:
+    """Whatever a compiled function could have been made from."""
+    folder = compile_cache.FOLDER
+    pattern = re.compile(r"^@(ordered|reordered|compiled|intrinsic)\b|compiled\(", re.MULTILINE)
+    users = {path.stem for path in folder.glob("*.py") if pattern.search(path.read_text())}
+    assert users <= set(compile_cache.SOURCES)
 
 
 def test_approximated_experts_are_left_to_onnx_runtime(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Approximated experts and biases: against plain ones, by hand, and from a run to the engine."""
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from onnx import helper, numpy_helper
 from prometheus_client import CollectorRegistry
 from tiny import with_classes
 
-from service import bundle, errors, graphs, inspection, onnx_backend
+from service import bundle, errors, graph_checks, graphs, inspection, onnx_backend
 from service.bundle import TrainingFacts
 from service.cli import cli
 from service.engine import Engine
 from service.graphs import Preview, PreviewSize
 from service.metrics import Metrics
+from service.onnx_backend import OnnxBackend
 from trainer import export as exporting
 from trainer import runs, svd
 from trainer.export import check_approximation, export
@@ -185,8 +187,8 @@ def changed(
 
 
 def check(model: onnx.ModelProto) -> PreviewSize | None:
-    signature = graphs.expert_signature(4, 2, 6)
-    return graphs.check_graph("experts/000.onnx", model.SerializeToString(), signature)
+    signature = graph_checks.expert_signature(4, 2, 6)
+    return graph_checks.check_graph("experts/000.onnx", model.SerializeToString(), signature)
 
 
 def integers(*values: int) -> NDArray[np.int64]:
@@ -272,10 +274,10 @@ def test_biases_of_another_length_are_refused() -> None:
         with pytest.raises(errors.ShapeWrong, match="bias"):
             check(changed({"bias": bias}, graph))
     gate = graphs.gate_graph(HAND, zeros(4))
-    graphs.check_graph("gate.onnx", gate, graphs.gate_signature(4, 2))
+    graph_checks.check_graph("gate.onnx", gate, graph_checks.gate_signature(4, 2))
     wrong = changed({"bias": zeros(3)}, gate).SerializeToString()
     with pytest.raises(errors.ShapeWrong, match="bias"):
-        graphs.check_graph("gate.onnx", wrong, graphs.gate_signature(4, 2))
+        graph_checks.check_graph("gate.onnx", wrong, graph_checks.gate_signature(4, 2))
 
 
 # --- from a run to the engine ----------------------------------------------------------------
@@ -385,17 +387,29 @@ def test_many_rows_are_taken_in_parts_that_fit_in_memory(
     run = make_run(tmp_path / "run")
     answering = Engine(export(run, tmp_path / "1", approximation=APPROXIMATION))
     hidden = rows(100)
+    taken: list[tuple[int, int]] = []  # expert and rows of each part
+    parts_of = OnnxBackend._parts
+
+    def noted(
+        self: OnnxBackend, expert: int, k: int, group: NDArray[np.int64]
+    ) -> Iterator[NDArray[np.int64]]:
+        for part in parts_of(self, expert, k, group):
+            taken.append((expert, len(part)))
+            yield part
+
+    monkeypatch.setattr(OnnxBackend, "_parts", noted)
     together = answering.topk(hidden, 5)
-    assert len(together.runs) == len({run.expert for run in together.runs})
+    assert len(taken) == len({expert for expert, _ in taken})
+    whole = taken.copy()
+    taken.clear()
     monkeypatch.setattr(onnx_backend, "GATHERED_AT_ONCE", 50 * D * 3)
     parts = answering.topk(hidden, 5)
     # Five rows of expert 0's 30 candidates, three of expert 1's 50, expert 2 gathers none.
     most = {0: 5, 1: 3, 2: 100}
-    assert all(run.rows <= most[run.expert] for run in parts.runs)
-    assert len(parts.runs) > len(together.runs)
-    for expert in range(K):
-        counts = [sum(r.rows for r in a.runs if r.expert == expert) for a in (parts, together)]
-        assert counts[0] == counts[1] > 0
+    assert all(count <= most[expert] for expert, count in taken)
+    assert len(taken) > len(whole)
+    assert parts.expert_rows.tolist() == together.expert_rows.tolist()
+    assert (parts.expert_rows > 0).all()
     assert np.array_equal(parts.classes, together.classes)
     assert np.array_equal(parts.log_probs, together.log_probs)
     monkeypatch.setattr(onnx_backend, "GATHERED_AT_ONCE", 1)  # less than one row needs

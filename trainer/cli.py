@@ -1,7 +1,7 @@
 """The trainer's commands. PyTorch is imported when one that needs it runs, not for `--help`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -187,6 +187,13 @@ def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
     show_default=True,
     help="Preview experts of more classes than this.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="How experts are stored; int8 scores all classes roughly and the best exactly.",
+)
 def export(
     run: Path,
     destination: Path,
@@ -194,6 +201,7 @@ def export(
     svd_window: int | None,
     svd_share: float | None,
     svd_above: int,
+    precision: Literal["fp32", "fp16", "int8"],
 ) -> None:
     """Write the bundle of a finished RUN to DESTINATION, e.g. models/NAME/1, and check it.
 
@@ -208,13 +216,20 @@ def export(
     approximation = None
     if svd_window is not None and svd_share is not None:
         approximation = Approximation(svd_window, svd_share, svd_above)
-    written = export_run(run, destination, labels, approximation)
+    if approximation is not None and precision != "fp32":
+        raise click.UsageError("--svd-window goes with --precision fp32 only.")
+    written = export_run(run, destination, labels, approximation, precision)
     manifest = written.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
     layer = "approximated layer" if any(written.previews) else "layer"
+    equal = {
+        "fp32": f"equal the {layer}'s",
+        "fp16": "equal the layer's with weights rounded to float16",
+        "int8": "name the layer's classes in at least 99.9% of the rows",
+    }[precision]
     click.echo(
         f"{destination}: {manifest.n_classes} classes in {manifest.n_experts} experts,"
-        f" {size / 1e6:.1f} MB; the service's answers equal the {layer}'s"
+        f" {size / 1e6:.1f} MB; the service's answers {equal}"
     )
     if approximation is not None:
         click.echo(words_on_approximation(written, approximation))

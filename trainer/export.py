@@ -1,5 +1,6 @@
 """A finished run becomes a bundle, and only if the service answers as the trained layer does."""
 
+import copy
 import json
 import shutil
 from dataclasses import asdict
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import Bundle, TrainingFacts, flops_speedup
+from service.bundle import Bundle, Precision, TrainingFacts, flops_speedup
 from service.engine import Engine
 from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer import runs
@@ -23,6 +24,9 @@ from trainer.vectors import chunks
 # On log-probabilities, absolute and relative: a gate with large logits rounds its own value, and
 # that scales every score of the row. Classes that close may change places.
 TOLERANCE = 1e-4
+# An int8 expert scores its best classes exactly, but its normaliser is a sum over all of them.
+INT8_TOLERANCE = 0.02
+INT8_AGREEMENT = 0.999
 N_SAMPLES = 8
 CHECKED = ((1, 1), (10, 1), (10, 2))  # k and experts searched
 NOT_FACTS = {"seconds", "full_seconds"}  # a resumed run takes other times and gives the same bundle
@@ -33,6 +37,7 @@ def export(
     destination: Path,
     labels: Path | None = None,
     approximation: Approximation | None = None,
+    precision: Precision = "fp32",
 ) -> Bundle:
     """Write the run's layer as a bundle and check every answer to its test rows."""
     layer, biased = runs.load_layer(run), runs.is_biased(run)
@@ -65,11 +70,14 @@ def export(
             gate_bias=gate_bias,
             bias=bias,
             previews=previews,
+            precision=precision,
         )
-        if approximated is None:
-            check_parity(layer, Engine(written), hidden, biased)
-        else:
+        if approximated is not None:
             check_approximation(approximated, Engine(written), hidden)
+        elif precision == "int8":
+            check_agreement(layer, Engine(written), hidden, biased)
+        else:
+            check_parity(_as_stored(layer, precision, biased), Engine(written), hidden, biased)
         unchecked.rename(destination)
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
@@ -80,6 +88,17 @@ def _split(
     matrix: NDArray[np.float32], biased: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     return (matrix[:, :-1], matrix[:, -1]) if biased else (matrix, None)
+
+
+def _as_stored(layer: DSSoftmax, precision: Precision, biased: bool) -> DSSoftmax:
+    """The layer with the numbers that the bundle has; biases are float32 always."""
+    if precision == "fp16":
+        layer = copy.deepcopy(layer)
+        with torch.no_grad():
+            for weight in layer.experts:
+                stored = weight[:, :-1] if biased else weight
+                stored.copy_(stored.half().float())
+    return layer
 
 
 def facts_when_approximated(
@@ -162,6 +181,31 @@ def check_parity(
             raise ParityFailed(
                 f"The bundle's classes differ from the layer's in {wrong.any(1).sum()} rows"
                 f" at k={k}, experts={experts}; nothing was exported."
+            )
+
+
+def check_agreement(
+    layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32], biased: bool = False
+) -> None:
+    """Refuse int8 experts that answer other classes than the layer in more than a few rows."""
+    inputs = torch.from_numpy(layer_inputs(hidden, biased))
+    for k, experts in CHECKED:
+        k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
+        expected = layer.searched(inputs, k, experts)  # [B,N]
+        answer = engine.topk(hidden, k, experts)
+        best = expected.topk(k, dim=1).values.numpy()
+        scores = np.take_along_axis(expected.numpy(), answer.classes, axis=1)  # [B,k]
+        if not (np.abs(scores - answer.log_probs) <= INT8_TOLERANCE * (1 + np.abs(scores))).all():
+            raise ParityFailed(
+                f"The bundle's log-probabilities differ from the layer's by more than int8 explains"
+                f" at k={k}, experts={experts}; nothing was exported."
+            )
+        # Near-ties may change places.
+        agreement = float((np.abs(scores - best) <= tolerated(best)).all(axis=1).mean())
+        if agreement < INT8_AGREEMENT:
+            raise ParityFailed(
+                f"int8 experts answer as the layer does in {agreement:.2%} of the rows at k={k},"
+                f" experts={experts}; {INT8_AGREEMENT:.1%} are needed, so nothing was exported."
             )
 
 

@@ -168,9 +168,7 @@ def _count(
                 continue
             # Asked anew for each k: a longer answer may need more experts, and rank otherwise.
             answer = engine.topk(hidden, k, experts_searched)
-            counts.scored[k] += sum(
-                run.rows * bundle.expert_cost(run.expert, k) for run in answer.runs
-            )
+            counts.scored[k] += bundle.cost_of(answer.expert_rows, k)
             counts.hits[k] += int((answer.classes == labels).sum())
             if best is not None:
                 same = answer.classes[:, :, None] == best[:, None, :k]  # [B,k,k]

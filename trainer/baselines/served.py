@@ -33,7 +33,7 @@ class EngineSearch(Search):
     def counted(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], float]:
         answer = self.engine.topk(hidden, k, self.experts_searched)
         gate = self.engine.n_experts * len(hidden)
-        inside = sum(run.rows * self.bundle.expert_cost(run.expert, k) for run in answer.runs)
+        inside = self.bundle.cost_of(answer.expert_rows, k)
         return answer.classes, float(gate + inside) * self.engine.hidden_size
 
 
