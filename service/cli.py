@@ -78,6 +78,7 @@ def cli() -> None:
 @click.option("--default-model", help="Which model POST /topk asks [the first by name].")
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=int, help="Port to listen on [8000].")
+@click.option("--workers", type=int, help="Processes that answer [1].")
 @click.option("--log-level", help="debug, info, warning or error [info].")
 @click.option("--log-format", help="text or json [text].")
 @click.option("--drain-seconds", type=float, help="Answer this long after SIGTERM [3].")
@@ -89,10 +90,18 @@ def cli() -> None:
 )
 def serve(config: Path | None, **flags: object) -> None:
     """Answer top-k requests over HTTP."""
-    from service import server, settings
+    from service import settings
 
     given = {name: value for name, value in flags.items() if value is not None}
-    server.serve(settings.load(given, config))
+    loaded = settings.load(given, config)
+    if loaded.workers > 1:
+        from service import workers  # a supervisor stays small: it imports no server
+
+        workers.supervise(loaded)
+    else:
+        from service import server
+
+        server.serve(loaded)
 
 
 BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))

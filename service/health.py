@@ -24,6 +24,10 @@ def check_started(state: State) -> None:
         raise NotReady("Loading the models failed; the server's log says why.")
     if not state.repository.loaded:
         raise Loading("The models are still being loaded.")
+    # Whoever sees one worker ready sends requests to all of them. One that takes a dead one's
+    # place loads its models before it is given a connection, so it does not count again.
+    if state.settings.workers > 1 and state.metrics.loaded_workers < state.settings.workers:
+        raise Loading("A worker is still loading its models.")
 
 
 async def check_ready(state: State) -> None:

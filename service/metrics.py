@@ -1,75 +1,57 @@
 """Every metric, named once. The registry is passed in; nothing here is global.
 
-Utilization and the live FLOPs speedup are computed when scraped, from the rows answered since the
-start, and are absent until there are any: an idle model has no ratio, and none is made up.
+What a request touches is counted in cells (see `cells.py`) and becomes metrics when scraped, as
+the sum over all workers. Utilization and the live FLOPs speedup are worked out from those sums,
+and are absent until there are any rows: an idle model has no ratio, and none is made up.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+import numpy as np
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from service import roster, tally
 from service.backend import TopK
 from service.bundle import Bundle, flops_speedup
-
-SECONDS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0
-)  # fmt: skip
-# An expert takes tens of microseconds, and there is one histogram for each: fewer, lower buckets.
-EXPERT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.025, 0.1)
+from service.cells import Cells, Key, PrivateCells, Sheet, Values, totals
+from service.roster import Roster
+from service.tally import EXPERT_SECONDS, SECONDS
 
 MODEL = ("model", "version")
 EXPERT = (*MODEL, "expert")
 
+# What a sheet counts: the first part of its key.
+HTTP, REJECTED, MODEL_CALLS, QUEUE_ROWS, LOADED = "http", "rejected", "model", "queue", "loaded"
+
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        cells: Cells | None = None,
+        read_roster: Callable[[], Roster] = roster.alone,
+    ) -> None:
         self.registry = registry
-
-        def counter(name: str, text: str, labels: Sequence[str]) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        self._cells = PrivateCells() if cells is None else cells
+        self._read_roster = read_roster
+        self._models: list[ModelMetrics] = []
+        self._rejected: dict[tuple[str, str], Values] = {}
+        self.http = HttpMetrics(self._cells)
 
         def gauge(name: str, text: str, labels: Sequence[str]) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
-        def seconds(
-            name: str, text: str, labels: Sequence[str], buckets: Sequence[float] = SECONDS
-        ) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=buckets)
-
-        self.http_requests = counter(
-            "dss_http_requests_total", "HTTP requests answered.", ("route", "method", "status")
-        )
-        self.http_seconds = seconds(
-            "dss_http_request_seconds", "From the request's head to its answer's.", ("route",)
-        )
-        self.requests = counter("dss_requests_total", "Top-k requests answered.", MODEL)
-        self.rows = counter("dss_rows_total", "Rows answered.", MODEL)
-        self.executions = counter("dss_executions_total", "Engine calls.", MODEL)
-        self.rejected_requests = counter(
-            "dss_rejected_requests_total",
-            "Top-k requests not answered, by reason; the model is empty if none was found.",
-            ("model", "reason"),
-        )
-        self.queue_rows = gauge("dss_queue_rows", "Rows waiting for the engine.", MODEL)
-        self.queue_seconds = seconds(
-            "dss_queue_seconds", "How long a request waited for the engine.", MODEL
-        )
-        self.compute_seconds = seconds(
-            "dss_compute_seconds", "How long an engine call took.", MODEL
-        )
-        self.gate_seconds = seconds(
-            "dss_gate_compute_seconds", "How long the gate took in an engine call.", MODEL
-        )
-        self.expert_rows = counter("dss_expert_rows_total", "Rows scored by an expert.", EXPERT)
-        self.expert_seconds = seconds(
-            "dss_expert_compute_seconds",
-            "How long one execution of an expert took.",
-            EXPERT,
-            EXPERT_SECONDS,
-        )
+        # The same in every worker, so that each shows its own.
         self.expert_classes = gauge("dss_expert_classes", "Classes held by an expert.", EXPERT)
         self.expert_cost = gauge(
             "dss_expert_cost_rows",
@@ -92,42 +74,101 @@ class Metrics:
         self.refused_bundles = gauge(
             "dss_refused_bundles", "1 for each bundle that could not be loaded.", MODEL
         )
-        self._live = LiveRatios()
-        registry.register(self._live)
+        registry.register(Counted(self.read, self._read_roster))
+        registry.register(LiveRatios(self._models))
 
     def model(self, name: str, version: int, bundle: Bundle) -> "ModelMetrics":
         """The metrics of one loaded model, with their labels looked up once."""
-        model = ModelMetrics(self, name, str(version), bundle)
-        self._live.models.append(model)
+        model = ModelMetrics(self, self._cells, name, str(version), bundle)
+        self._models.append(model)
         return model
+
+    def rejected(self, model: str, reason: str) -> None:
+        """A top-k request was not answered; the model is empty if none was found."""
+        cells = self._rejected.get((model, reason))
+        if cells is None:
+            cells = self._cells.sheet((REJECTED, model, reason), 1)
+            self._rejected[model, reason] = cells
+        cells[0] += 1
+
+    def loaded(self) -> None:
+        """This worker has loaded its models."""
+        self._cells.sheet((LOADED,), 1)[0] = 1
+
+    @property
+    def loaded_workers(self) -> int:
+        """How many workers have loaded their models, now or before they were replaced."""
+        return sum(bool(sheet.values[0]) for sheet in self._cells.sheets((LOADED,)))
+
+    def publish_queues(self) -> None:
+        """Show the other workers how many rows wait here."""
+        for model in self._models:
+            model.publish_queue()
+
+    def read(self) -> list[Sheet]:
+        """The sheets of all workers, those about queues only of workers that are alive."""
+        self.publish_queues()
+        alive = self._read_roster().workers
+        return [
+            sheet
+            for sheet in self._cells.sheets()
+            if sheet.key[0] != QUEUE_ROWS or sheet.worker in alive
+        ]
+
+
+class HttpCell:
+    """The answers of one route, method and status. Only the event loop may count here."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, values: Values) -> None:
+        # Indexing an array would cost twice as much.
+        self._cells = cast(MutableSequence[float], values.data)
+
+    def answered(self, seconds: float) -> None:
+        cells = self._cells
+        cells[0] += seconds
+        cells[bisect_left(SECONDS, seconds) + 1] += 1.0
+
+
+class HttpMetrics:
+    """Routes, methods and statuses are few, so what is looked up once is kept."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._kept: dict[tuple[str, str, int], HttpCell] = {}
+
+    def cell(self, route: str, method: str, status: int) -> HttpCell:
+        cell = self._kept.get((route, method, status))
+        if cell is None:
+            values = self._cells.sheet((HTTP, route, method, str(status)), tally.HISTOGRAM)
+            cell = self._kept[route, method, status] = HttpCell(values)
+        return cell
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        self.cell(route, method, status).answered(seconds)
 
 
 class ModelMetrics:
-    """One model's counters; `executed` is on the hot path and looks up no label."""
+    """One model's cells; `executed` is on the hot path and looks up no label."""
 
-    def __init__(self, metrics: Metrics, name: str, version: str, bundle: Bundle) -> None:
+    def __init__(
+        self, metrics: Metrics, cells: Cells, name: str, version: str, bundle: Bundle
+    ) -> None:
         manifest = bundle.manifest
+        n_experts = manifest.n_experts
         self.labels = (name, version)
         self.n_classes = manifest.n_classes
         self.expert_costs = bundle.expert_costs
-        n_experts = manifest.n_experts
-        self._lock = threading.Lock()
-        self._rows = 0
-        self._expert_rows = [0] * n_experts
-        self._expert_runs = [0] * n_experts
-        self._expert_seconds = [0.0] * n_experts
+        self._all_cells = cells
+        self._key = (MODEL_CALLS, *self.labels)
+        self._cells = cells.sheet(self._key, tally.size(n_experts))
+        self._queue_cell = cells.sheet((QUEUE_ROWS, *self.labels), 1)
+        self._queue_rows: Callable[[], float] = lambda: 0
+        self._tally = tally.compiled_tally()
+        self._waits = np.zeros(1)
 
-        self._queue_rows = metrics.queue_rows.labels(*self.labels)
-        self._requests_total = metrics.requests.labels(*self.labels)
-        self._rows_total = metrics.rows.labels(*self.labels)
-        self._executions_total = metrics.executions.labels(*self.labels)
-        self._queue_histogram = metrics.queue_seconds.labels(*self.labels)
-        self._compute_histogram = metrics.compute_seconds.labels(*self.labels)
-        self._gate_histogram = metrics.gate_seconds.labels(*self.labels)
         experts = [(*self.labels, str(expert)) for expert in range(n_experts)]
-        self._expert_rows_total = [metrics.expert_rows.labels(*expert) for expert in experts]
-        self._expert_histograms = [metrics.expert_seconds.labels(*expert) for expert in experts]
-
         for expert, size, cost, share in zip(
             experts,
             manifest.expert_sizes,
@@ -150,39 +191,48 @@ class ModelMetrics:
 
     def watch_queue(self, rows: Callable[[], float]) -> None:
         """The queue is asked for its length when scraped."""
-        self._queue_rows.set_function(rows)
+        self._queue_rows = rows
+
+    def publish_queue(self) -> None:
+        self._queue_cell[0] = self._queue_rows()
 
     def executed(self, waits: Sequence[float], rows: int, seconds: float, result: TopK) -> None:
-        self._requests_total.inc(len(waits))
-        self._rows_total.inc(rows)
-        self._executions_total.inc()
-        for wait in waits:
-            self._queue_histogram.observe(wait)
-        self._compute_histogram.observe(seconds)
-        self._gate_histogram.observe(result.gate_seconds)
-        for run in result.runs:
-            self._expert_rows_total[run.expert].inc(run.rows)
-            self._expert_histograms[run.expert].observe(run.seconds)
-        with self._lock:
-            self._rows += rows
-            for run in result.runs:
-                self._expert_rows[run.expert] += run.rows
-                self._expert_runs[run.expert] += 1
-                self._expert_seconds[run.expert] += run.seconds
+        """An engine call answered len(waits) requests, which had waited that many seconds.
+
+        One call at a time: these cells have no lock.
+        """
+        requests = len(waits)
+        if requests > len(self._waits):
+            self._waits = np.zeros(2 * requests)
+        if requests == 1:
+            self._waits[0] = waits[0]
+        else:
+            self._waits[:requests] = waits
+        self._tally(
+            self._cells,
+            self._waits,
+            requests,
+            rows,
+            seconds,
+            result.gate_seconds,
+            result.expert_rows,
+            result.expert_seconds,
+        )
+
+    def _totals(self) -> Values:
+        """Over all workers."""
+        return totals(self._all_cells.sheets(self._key))[self._key]
 
     @property
     def expert_rows(self) -> list[int]:
-        with self._lock:
-            return list(self._expert_rows)
+        return [int(rows) for rows in _experts(self._totals())[:, 0]]
 
     @property
     def expert_mean_seconds(self) -> list[float | None]:
         """Of one execution, whatever its number of rows; None for an expert never run."""
-        with self._lock:
-            return [
-                seconds / runs if runs else None
-                for seconds, runs in zip(self._expert_seconds, self._expert_runs, strict=True)
-            ]
+        experts = _experts(self._totals())
+        runs = experts[:, 2:].sum(axis=1)
+        return [float(s / n) if n else None for s, n in zip(experts[:, 1], runs, strict=True)]
 
     @property
     def utilization(self) -> list[float] | None:
@@ -190,10 +240,10 @@ class ModelMetrics:
 
         They sum to 1 when each row needs one expert, and to more when rows search several.
         """
-        with self._lock:
-            if not self._rows:
-                return None
-            return [rows / self._rows for rows in self._expert_rows]
+        cells = self._totals()
+        if not cells[tally.ROWS]:
+            return None
+        return [float(rows / cells[tally.ROWS]) for rows in _experts(cells)[:, 0]]
 
     @property
     def flops_speedup(self) -> float | None:
@@ -203,18 +253,132 @@ class ModelMetrics:
         return flops_speedup(self.n_classes, self.expert_costs, utilization)
 
 
+def _experts(cells: Values) -> Values:
+    """A row of cells for each expert of a model's sheet."""
+    return cells[tally.EXPERTS :].reshape(-1, tally.EXPERT)
+
+
+class Counted(Collector):
+    """Everything that is counted in cells, summed when scraped."""
+
+    def __init__(
+        self, read: Callable[[], Sequence[Sheet]], read_roster: Callable[[], Roster]
+    ) -> None:
+        self._read = read
+        self._read_roster = read_roster
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without a sample: the registry checks their names by it."""
+        yield from _http_families({})
+        yield from _model_families({})
+        yield from _worker_families(Roster())
+
+    def collect(self) -> Iterator[Metric]:
+        counted = totals(self._read())
+        yield from _http_families(counted)
+        yield from _model_families(counted)
+        yield from _worker_families(self._read_roster())
+
+
+def _http_families(counted: dict[Key, Values]) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "dss_http_requests_total", "HTTP requests answered.", labels=("route", "method", "status")
+    )
+    seconds = HistogramMetricFamily(
+        "dss_http_request_seconds", "From the request's head to its answer's.", labels=("route",)
+    )
+    rejected = CounterMetricFamily(
+        "dss_rejected_requests_total",
+        "Top-k requests not answered, by reason; the model is empty if none was found.",
+        labels=("model", "reason"),
+    )
+    by_route: dict[str, Values] = {}
+    for (what, *labels), cells in counted.items():
+        if what == HTTP:
+            requests.add_metric(labels, float(cells[1:].sum()))
+            by_route[labels[0]] = cells + by_route.get(labels[0], 0.0)
+        elif what == REJECTED:
+            rejected.add_metric(labels, float(cells[0]))
+    for route, cells in by_route.items():
+        _add_histogram(seconds, (route,), cells, SECONDS)
+    yield requests
+    yield seconds
+    yield rejected
+
+
+def _model_families(counted: dict[Key, Values]) -> Iterator[Metric]:
+    requests = CounterMetricFamily("dss_requests_total", "Top-k requests answered.", labels=MODEL)
+    rows = CounterMetricFamily("dss_rows_total", "Rows answered.", labels=MODEL)
+    executions = CounterMetricFamily("dss_executions_total", "Engine calls.", labels=MODEL)
+    queue_rows = GaugeMetricFamily("dss_queue_rows", "Rows waiting for the engine.", labels=MODEL)
+    queue = HistogramMetricFamily(
+        "dss_queue_seconds", "How long a request waited for the engine.", labels=MODEL
+    )
+    compute = HistogramMetricFamily(
+        "dss_compute_seconds", "How long an engine call took.", labels=MODEL
+    )
+    gate = HistogramMetricFamily(
+        "dss_gate_compute_seconds", "How long the gate took in an engine call.", labels=MODEL
+    )
+    expert_rows = CounterMetricFamily(
+        "dss_expert_rows_total", "Rows scored by an expert.", labels=EXPERT
+    )
+    expert_seconds = HistogramMetricFamily(
+        "dss_expert_compute_seconds", "How long one execution of an expert took.", labels=EXPERT
+    )
+    for (what, *labels), cells in counted.items():
+        if what == QUEUE_ROWS:
+            queue_rows.add_metric(labels, float(cells[0]))
+        if what != MODEL_CALLS:
+            continue
+        requests.add_metric(labels, float(cells[tally.REQUESTS]))
+        rows.add_metric(labels, float(cells[tally.ROWS]))
+        executions.add_metric(labels, float(cells[tally.EXECUTIONS]))
+        for family, first in ((queue, tally.QUEUE), (compute, tally.COMPUTE), (gate, tally.GATE)):
+            _add_histogram(family, labels, cells[first : first + tally.HISTOGRAM], SECONDS)
+        for expert, its_cells in enumerate(_experts(cells)):
+            its_labels = (*labels, str(expert))
+            expert_rows.add_metric(its_labels, float(its_cells[0]))
+            _add_histogram(expert_seconds, its_labels, its_cells[1:], EXPERT_SECONDS)
+    yield requests
+    yield rows
+    yield executions
+    yield queue_rows
+    yield queue
+    yield compute
+    yield gate
+    yield expert_rows
+    yield expert_seconds
+
+
+def _worker_families(seen: Roster) -> Iterator[Metric]:
+    yield GaugeMetricFamily("dss_workers", "Worker processes that run.", value=len(seen.workers))
+    yield CounterMetricFamily(
+        "dss_worker_restarts_total", "Workers that died and were replaced.", value=seen.restarts
+    )
+
+
+def _add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], cells: Values, bounds: Sequence[float]
+) -> None:
+    """A sum and a count for each bucket, as the cumulative counts that Prometheus reads."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    cumulative = np.cumsum(cells[1:]).tolist()
+    family.add_metric(labels, list(zip(names, cumulative, strict=True)), sum_value=float(cells[0]))
+
+
 class LiveRatios(Collector):
     """Gauges worked out from the counts at scrape time."""
 
-    def __init__(self) -> None:
-        self.models: list[ModelMetrics] = []
+    def __init__(self, models: Sequence[ModelMetrics]) -> None:
+        self._models = models
 
     def describe(self) -> Iterator[Metric]:
         """The families without a sample: the registry checks their names by it."""
         return self._families([])
 
     def collect(self) -> Iterator[Metric]:
-        return self._families(list(self.models))
+        return self._families(list(self._models))
 
     def _families(self, models: Sequence[ModelMetrics]) -> Iterator[Metric]:
         utilization = GaugeMetricFamily(

@@ -11,17 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.bundle import MANIFEST
-from service.errors import DSSError
+from service.errors import DSSError, ModelsFolderMissing
 from service.model import Model
 
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
-
-
-class ModelsFolderMissing(DSSError):
-    pass
 
 
 class ModelNotFound(DSSError):

@@ -17,8 +17,7 @@ from fastapi import FastAPI
 
 from service import logs
 from service.app import create_app
-from service.errors import DSSError
-from service.repository import ModelsFolderMissing
+from service.errors import ModelsFolderMissing, NotStarted
 from service.settings import Settings
 
 TICK_SECONDS = 0.05
@@ -26,30 +25,11 @@ TICK_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = 75
 
 
-class NotStarted(DSSError):
-    """uvicorn has logged why; most often the port is taken."""
-
-
 def serve(settings: Settings) -> None:
     if not settings.models.is_dir():
         raise ModelsFolderMissing(f"There is no models folder {settings.models}.")
     logs.configure(settings)
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=settings.access_log,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(settings.stop_seconds),
-    )
-    server = Server(config, app, settings.drain_seconds)
+    server = Server(create_app(settings), settings)
     with contextlib.suppress(SystemExit):  # how uvicorn ends when it cannot bind
         server.run()
     if not server.started:
@@ -57,10 +37,25 @@ def serve(settings: Settings) -> None:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=settings.access_log,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=math.ceil(settings.stop_seconds),
+            )
+        )
         self._state = app.state.service
-        self._drain_seconds = drain_seconds
+        self._drain_seconds = settings.drain_seconds
         self._serve_until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -71,6 +71,7 @@ class Settings(BaseSettings):
     default_model: str | None = None  # None: the first model by name
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    workers: PositiveInt = 1  # processes that answer, each with its own engines
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False

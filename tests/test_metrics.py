@@ -1,13 +1,27 @@
 """The registry by itself; test_http.py reads the same counts from a live server."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from tiny import SIZES, rows_for
 
-from service.backend import ExpertRun, TopK
+from service import roster
+from service.backend import TopK
 from service.bundle import Bundle
+from service.cells import SharedCells
 from service.engine import Engine
 from service.metrics import Metrics, ModelMetrics
+from service.processes import Processes
+from service.roster import Roster
+from service.tally import EXPERT_SECONDS, SECONDS
 
 TINY = {"model": "tiny", "version": "1"}
 
@@ -45,6 +59,8 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
         "dss_trained_expert_utilization_ratio",
         "dss_model_info",
         "dss_refused_bundles",
+        "dss_workers",
+        "dss_worker_restarts",
     }
 
 
@@ -119,9 +135,8 @@ def test_searching_two_experts_counts_both(
 def test_mean_seconds_are_per_execution(model: ModelMetrics, tiny_engine: Engine) -> None:
     answer = tiny_engine.topk(rows_for(0), 1)
     for seconds in (0.25, 0.75):
-        runs = (ExpertRun(expert=1, rows=7, seconds=seconds),)
-        result = TopK(answer.classes, answer.log_probs, answer.experts, answer.gates, 0.0, runs)
-        model.executed([0.0], 7, 1.0, result)
+        rows, took = np.array([0, 7, 0]), np.array([0.0, seconds, 0.0])
+        model.executed([0.0], 7, 1.0, answer._replace(expert_rows=rows, expert_seconds=took))
     assert model.expert_mean_seconds == [None, 0.5, None]
     assert model.expert_rows == [0, 14, 0]
 
@@ -146,3 +161,225 @@ def test_histograms_start_at_100_microseconds(
         if sample.name.endswith("_bucket")
     ]
     assert min(buckets) == 0.0001
+
+
+# --- the same samples as prometheus_client's own counters would have -------------------------
+
+
+def samples(registry: CollectorRegistry, *families: str) -> dict[tuple[object, ...], float]:
+    """Without the moment of creation, which is not shown."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): pytest.approx(sample.value)
+        for family in registry.collect()
+        if family.name in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+SOME_SECONDS = st.one_of(
+    st.floats(min_value=0, max_value=20), st.sampled_from((*SECONDS, *EXPERT_SECONDS))
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["/a", "/b"]), st.sampled_from([200, 404]), SOME_SECONDS),
+        max_size=20,
+    )
+)
+def test_http_answers_look_as_a_counter_and_a_histogram(
+    answers: list[tuple[str, int, float]],
+) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    http = Metrics(ours).http
+    requests = Counter("dss_http_requests", "HTTP.", ("route", "method", "status"), registry=theirs)
+    seconds = Histogram(
+        "dss_http_request_seconds", "HTTP.", ("route",), registry=theirs, buckets=SECONDS
+    )
+    for route, status, took in answers:
+        http.answered(route, "POST", status, took)
+        requests.labels(route, "POST", str(status)).inc()
+        seconds.labels(route).observe(took)
+    names = ("dss_http_requests", "dss_http_request_seconds")
+    assert samples(ours, *names) == samples(theirs, *names)
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.lists(SOME_SECONDS, min_size=1, max_size=5),
+        SOME_SECONDS,
+        SOME_SECONDS,
+        st.lists(st.integers(0, 5), min_size=3, max_size=3),
+        st.lists(SOME_SECONDS, min_size=3, max_size=3),
+    ),
+    max_size=8,
+)
+
+
+@given(CALLS)
+def test_engine_calls_look_as_counters_and_histograms(
+    tiny: Bundle,
+    calls: list[tuple[list[float], float, float, list[int], list[float]]],
+) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    model = Metrics(ours).model("tiny", 1, tiny)
+    counters = {
+        name: Counter(name, name, TINY, registry=theirs).labels(**TINY)
+        for name in ("dss_requests", "dss_rows", "dss_executions")
+    }
+    histograms = {
+        name: Histogram(name, name, TINY, registry=theirs, buckets=SECONDS).labels(**TINY)
+        for name in ("dss_queue_seconds", "dss_compute_seconds", "dss_gate_compute_seconds")
+    }
+    labels = [*TINY, "expert"]
+    expert_rows = Counter("dss_expert_rows", "Rows.", labels, registry=theirs)
+    expert_seconds = Histogram(
+        "dss_expert_compute_seconds", "S.", labels, registry=theirs, buckets=EXPERT_SECONDS
+    )
+    for expert in range(3):
+        expert_rows.labels(**TINY, expert=expert)
+        expert_seconds.labels(**TINY, expert=expert)
+    for waits, compute, gate, rows, seconds in calls:
+        model.executed(waits, sum(rows), compute, result_of(gate, rows, seconds))
+        counters["dss_requests"].inc(len(waits))
+        counters["dss_rows"].inc(sum(rows))
+        counters["dss_executions"].inc()
+        for wait in waits:
+            histograms["dss_queue_seconds"].observe(wait)
+        histograms["dss_compute_seconds"].observe(compute)
+        histograms["dss_gate_compute_seconds"].observe(gate)
+        for expert, (scored, took) in enumerate(zip(rows, seconds, strict=True)):
+            if scored:
+                expert_rows.labels(**TINY, expert=expert).inc(scored)
+                expert_seconds.labels(**TINY, expert=expert).observe(took)
+    names = (*counters, *histograms, "dss_expert_rows", "dss_expert_compute_seconds")
+    assert samples(ours, *names) == samples(theirs, *names)
+
+
+def result_of(gate_seconds: float, rows: list[int], seconds: list[float]) -> TopK:
+    none, nothing = np.zeros((0, 1), np.int64), np.zeros((0, 1), np.float32)
+    return TopK(
+        none, nothing, none[:, 0], nothing[:, 0], gate_seconds, np.array(rows), np.array(seconds)
+    )
+
+
+def test_rejections_are_counted_by_model_and_reason(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    for model, reason in (("tiny", "queue-full"), ("tiny", "queue-full"), ("", "not-found")):
+        metrics.rejected(model, reason)
+
+    def rejected(model: str, reason: str) -> float | None:
+        labels = {"model": model, "reason": reason}
+        return registry.get_sample_value("dss_rejected_requests_total", labels)
+
+    assert rejected("tiny", "queue-full") == 2
+    assert rejected("", "not-found") == 1
+    assert rejected("tiny", "not-found") is None
+
+
+# --- several workers ---------------------------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    registry: CollectorRegistry
+    metrics: Metrics
+    model: ModelMetrics
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def start(tmp_path: Path, tiny: Bundle) -> Callable[[int], Worker]:
+    """A worker's metrics as they are made in its process."""
+
+    def start_one(number: int) -> Worker:
+        registry = CollectorRegistry()
+        metrics = Metrics(registry, SharedCells(tmp_path, number), partial(roster.read, tmp_path))
+        return Worker(registry, metrics, metrics.model("tiny", 1, tiny))
+
+    Roster({0: 10, 1: 11}).write(tmp_path)
+    return start_one
+
+
+def test_every_worker_shows_the_totals_of_all(start: Callable[[int], Worker]) -> None:
+    workers = [start(0), start(1)]
+    for number, worker in enumerate(workers):
+        worker.model.executed([0.0], 3, 0.001, result_of(0.0, [number + 1, 0, 1], [0.5, 0.0, 0.25]))
+        worker.metrics.http.answered("/topk", "POST", 200, 0.01)
+        worker.metrics.rejected("tiny", "queue-full")
+    for worker in workers:
+        assert worker.value("dss_rows_total", **TINY) == 6
+        assert worker.value("dss_compute_seconds_count", **TINY) == 2
+        answered = {"route": "/topk", "method": "POST", "status": "200"}
+        assert worker.value("dss_http_requests_total", **answered) == 2
+        assert worker.value("dss_http_request_seconds_sum", route="/topk") == pytest.approx(0.02)
+        rejected = {"model": "tiny", "reason": "queue-full"}
+        assert worker.value("dss_rejected_requests_total", **rejected) == 2
+        assert worker.value("dss_expert_utilization_ratio", **TINY, expert="0") == 0.5
+        assert worker.model.expert_rows == [3, 0, 2]
+        assert worker.model.expert_mean_seconds == [0.5, None, 0.25]
+
+
+def test_the_next_worker_of_a_number_goes_on_from_the_dead_ones_counts(
+    start: Callable[[int], Worker],
+) -> None:
+    dead, other = start(0), start(1)
+    dead.model.executed([0.0], 5, 0.001, result_of(0.0, [5, 0, 0], [0.5, 0.0, 0.0]))
+    assert other.value("dss_rows_total", **TINY) == 5
+    heir = start(0)
+    heir.model.executed([0.0], 2, 0.001, result_of(0.0, [2, 0, 0], [0.5, 0.0, 0.0]))
+    assert other.value("dss_rows_total", **TINY) == heir.value("dss_rows_total", **TINY) == 7
+
+
+def test_queues_are_those_of_live_workers(start: Callable[[int], Worker], tmp_path: Path) -> None:
+    one, other = start(0), start(1)
+    one.model.watch_queue(lambda: 3)
+    other.model.watch_queue(lambda: 4)
+    other.metrics.publish_queues()
+    assert one.value("dss_queue_rows", **TINY) == 7
+    Roster({0: 10}, restarts=0).write(tmp_path)
+    assert one.value("dss_queue_rows", **TINY) == 3
+
+
+def test_the_roster_is_shown(start: Callable[[int], Worker], tmp_path: Path) -> None:
+    worker = start(0)
+    assert (worker.value("dss_workers"), worker.value("dss_worker_restarts_total")) == (2, 0)
+    Roster({0: 10}, restarts=4).write(tmp_path)
+    assert (worker.value("dss_workers"), worker.value("dss_worker_restarts_total")) == (1, 4)
+
+
+def test_loaded_workers_stay_counted_when_they_are_replaced(start: Callable[[int], Worker]) -> None:
+    one, other = start(0), start(1)
+    assert one.metrics.loaded_workers == 0
+    other.metrics.loaded()
+    assert one.metrics.loaded_workers == 1
+    start(1)
+    one.metrics.loaded()
+    assert one.metrics.loaded_workers == 2
+
+
+def test_processes_are_summed(tmp_path: Path) -> None:
+    """Of two processes that are one: this one, by two numbers."""
+    registry = CollectorRegistry()
+    here = os.getpid()
+    Roster({0: here, 1: here}, ended_cpu_seconds=1000.0).write(tmp_path)
+    registry.register(Processes(partial(roster.read, tmp_path)))
+    single = {
+        family.name: family.samples[0].value for family in ProcessCollector(registry=None).collect()
+    }
+
+    def value(name: str) -> float:
+        found = registry.get_sample_value(name)
+        assert found is not None
+        return found
+
+    assert value("process_start_time_seconds") == single["process_start_time_seconds"]
+    assert value("process_max_fds") == 2 * single["process_max_fds"]
+    assert value("process_cpu_seconds_total") == pytest.approx(
+        1000 + 2 * single["process_cpu_seconds"], abs=5
+    )
+    memory = value("process_resident_memory_bytes")
+    assert 0 < memory < 2.2 * single["process_resident_memory_bytes"]

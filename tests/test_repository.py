@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry
 from tiny import write_tiny
 
 from service.engine import Engine
+from service.errors import ModelsFolderMissing
 from service.metrics import Metrics
 from service.model import open_model
 from service.repository import (
     Loading,
     ModelNotFound,
-    ModelsFolderMissing,
     Repository,
     VersionNotFound,
     scan,

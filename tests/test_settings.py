@@ -23,6 +23,7 @@ def test_defaults() -> None:
     assert (loaded.limits.max_rows, loaded.limits.max_k) == (4096, 1000)
     assert (loaded.host, loaded.port, loaded.models) == ("127.0.0.1", 8000, Path("models"))
     assert loaded.default_model is None
+    assert loaded.workers == 1
 
 
 def test_a_flag_beats_the_environment_beats_the_file(
@@ -49,6 +50,7 @@ def test_nested_settings_merge_key_by_key(tmp_path: Path, monkeypatch: pytest.Mo
         ("[limits]\nmax_cows = 1", "There is no setting 'limits.max_cows'."),
         ('port = "a"', "The setting 'port' is wrong"),
         ("port = 70000", "The setting 'port' is wrong"),
+        ("workers = 0", "The setting 'workers' is wrong"),
         ("[limits]\nmax_rows = 0", "The setting 'limits.max_rows' is wrong"),
         ("[queue]\nmax_rows = 1", "queue.max_rows must not be smaller than limits.max_rows"),
         ("port =", "is not TOML"),
@@ -81,3 +83,9 @@ def test_an_unknown_nested_variable_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_the_environment_is_not_read_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSS_PORT", "1234")
     assert settings.load().port == 1234
+
+
+def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
+    path = config(tmp_path, "workers = 3\n[limits]\nmax_rows = 5\n")
+    loaded = settings.load({"default_model": "tiny"}, path)
+    assert settings.load(loaded.model_dump(mode="json")).model_dump() == loaded.model_dump()
