@@ -1,0 +1,1 @@
+"""Other servers giving the same answers; each runs in an environment of its own."""

@@ -1,0 +1,1 @@
+"""`dss bench`: how fast a bundle answers, in process and over HTTP."""
