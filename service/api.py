@@ -1,67 +1,42 @@
-"""The routes. Each one finds its model, lets the codecs and the batcher work, and answers."""
+"""The routes."""
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import RedirectResponse, Response
 from prometheus_client import generate_latest
 
-from service import codecs, health, limits, openapi, problems, schemas
-from service.errors import DSSError
+from service import health, openapi, schemas
 from service.model import Model
 from service.repository import Entry
 from service.state import State
 
 
 def add_routes(app: FastAPI, state: State) -> None:
-    _add_topk(app, state)
+    _add_topk(app)
     _add_models(app, state)
     _add_operations(app, state)
 
 
-def _add_topk(app: FastAPI, state: State) -> None:
+def _add_topk(app: FastAPI) -> None:
+    """For the document, and so that other methods are answered with 405; hot.py does the work."""
+
     @app.post("/topk", **openapi.TOPK)
-    async def topk(request: Request) -> Response:
+    async def topk() -> Response:
         """The k most probable classes for each row, by the default model."""
-        return await _answer(state, request, None, None)
+        raise HTTPException(404)
 
     @app.post("/models/{name}/topk", **openapi.TOPK)
-    async def model_topk(request: Request, name: str) -> Response:
+    async def model_topk(name: str) -> Response:
         """The k most probable classes for each row, by the newest good version of a model."""
-        return await _answer(state, request, name, None)
+        del name
+        raise HTTPException(404)
 
     @app.post("/models/{name}/versions/{version}/topk", **openapi.TOPK)
-    async def version_topk(request: Request, name: str, version: str) -> Response:
+    async def version_topk(name: str, version: str) -> Response:
         """The k most probable classes for each row, by one version of a model."""
-        return await _answer(state, request, name, version)
-
-
-async def _answer(
-    state: State, request: Request, name: str | None, version: str | None
-) -> Response:
-    found = ""
-    try:
-        model = state.repository.get(name, version)
-        found = model.name
-        headers = request.headers
-        answer_type = codecs.answer_type(",".join(headers.getlist("accept")))
-        request_type = codecs.request_type(
-            headers.get("content-type"), headers.get("content-encoding")
-        )
-        body = await limits.read_body(request, state.settings.limits)
-        query = codecs.DECODERS[request_type](body, request.query_params.multi_items())
-        k = model.default_k if query.k is None else query.k
-        limits.check(len(query.hidden), k, state.settings.limits)
-        answer = await model.batcher.topk(query.hidden, k, query.experts)
-    except DSSError as error:
-        state.metrics.rejected_requests.labels(found, problems.reason(error)).inc()
-        raise
-    return Response(
-        codecs.ENCODERS[answer_type](model.source, answer),
-        media_type=answer_type,
-        # The .npy answer has no other place for them.
-        headers={"DSS-Model": model.name, "DSS-Model-Version": str(model.version)},
-    )
+        del name, version
+        raise HTTPException(404)
 
 
 def _add_models(app: FastAPI, state: State) -> None:

@@ -10,36 +10,59 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.types import Receive, Scope, Send
 
-from service import api, openapi, problems
+from service import api, hot, openapi, problems, v2
 from service.edge import Edge
 from service.engine import Engine
 from service.errors import DSSError
+from service.hot import TopKPath
 from service.metrics import Metrics
 from service.model import EngineFactory, open_model
+from service.protocol import HotProtocol, protocol
 from service.repository import Repository
 from service.settings import Settings
 from service.state import State
+from service.v2 import InferPath
 
 logger = logging.getLogger(__name__)
+
+
+class Application(FastAPI):
+    """FastAPI, but for the hot paths, which never reach it."""
+
+    topk: TopKPath
+    infer: InferPath
+    protocol: type[HotProtocol]  # for uvicorn's `http`
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            place = hot.place(scope["path"])
+            if place is not None:
+                path = self.topk if place.native else self.infer
+                await path(place, scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 def create_app(
     settings: Settings,
     registry: CollectorRegistry | None = None,
     engine_factory: EngineFactory | None = None,
-) -> FastAPI:
+    metrics: Metrics | None = None,
+) -> Application:
     if registry is None:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-    metrics = Metrics(registry)
+    if metrics is None:
+        metrics = Metrics(registry)
     if engine_factory is None:
         engine_factory = partial(Engine, backend=settings.engine.backend)
     opener = partial(open_model, settings=settings, metrics=metrics, engine_factory=engine_factory)
     repository = Repository(settings.models, opener, settings.default_model)
     state = State(settings, metrics, repository)
 
-    app = FastAPI(
+    app = Application(
         title="Doubly sparse softmax",
         version=version("doubly-sparse-softmax"),
         lifespan=_lifespan,
@@ -50,7 +73,10 @@ def create_app(
     app.state.service = state
     app.add_middleware(Edge, metrics=metrics)
     problems.add_handlers(app)
+    app.topk, app.infer = TopKPath(state), InferPath(state)
+    app.protocol = protocol(app.topk, app.infer, settings.limits.max_body_bytes)
     api.add_routes(app, state)
+    v2.add_routes(app, state)
     _document(app, state)
     return app
 

@@ -1,20 +1,23 @@
 """Body bytes <-> arrays: JSON and .npy in, JSON and .npy out.
 
-Floats never pass through pydantic: orjson makes lists, and lists become one float32 array.
+Floats never pass through pydantic: orjson makes lists, and lists become one float32 array. What
+depends only on a shape or a short text is worked out once and kept.
 """
 
 import re
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from service import npy
-from service.batcher import Answer
+from service.batcher import Answered
 from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
 
 JSON = "application/json"
@@ -22,6 +25,9 @@ NPY = "application/x-npy"
 MEDIA_TYPES = (JSON, NPY)
 FIELDS = ("inputs", "k", "experts")
 DEFAULT_K = 10
+FLOAT32 = np.dtype(np.float32)
+NOT_FINITE = {JSON: "is too large for float32", NPY: "is a NaN or an infinity"}
+SHORT = 64  # of a query string whose meaning is worth keeping
 
 
 class MalformedBody(DSSError):
@@ -56,16 +62,14 @@ class NotANumber(QueryError):
     """A string, null, boolean or container stands where a number must."""
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     hidden: NDArray[np.float32]  # [B,D]
     k: int | None  # None: as many as is usual for the model
     experts: int
 
 
-Parameters = Iterable[tuple[str, str]]
-Decoder = Callable[[bytes, Parameters], Query]
-Encoder = Callable[["Source", Answer], bytes]
+Decoder = Callable[[bytes, bytes], Query]  # of a body and a query string
+Encoder = Callable[["Source", Answered], bytes]
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def request_type(content_type: str | None, content_encoding: str | None) -> str:
     """The media type of a body, if it is one that can be read."""
     if (content_encoding or "identity").lower() != "identity":
         raise UnsupportedMediaType("The body must be sent without a Content-Encoding.")
+    if content_type in MEDIA_TYPES:
+        return content_type
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES:
         raise UnsupportedMediaType(f"The Content-Type must be {JSON} or {NPY}.")
@@ -92,8 +98,10 @@ def request_type(content_type: str | None, content_encoding: str | None) -> str:
 
 def answer_type(accept: str | None) -> str:
     """The media type an Accept header prefers; JSON if it does not care."""
-    if not accept or accept in ("*/*", JSON):
+    if not accept or accept == "*/*":
         return JSON
+    if accept in MEDIA_TYPES:
+        return accept
     qualities = {media_type: _quality(media_type, accept) for media_type in MEDIA_TYPES}
     best = max(MEDIA_TYPES, key=lambda media_type: qualities[media_type])
     if not qualities[best]:
@@ -116,27 +124,34 @@ def _quality(media_type: str, accept: str) -> float:
 # --- requests --------------------------------------------------------------------------------
 
 
-def decode_json(body: bytes, parameters: Parameters) -> Query:
+def decode_json(body: bytes, query_string: bytes) -> Query:
     """{"inputs": [[...], ...], "k": 10, "experts": 1}"""
-    for name, _ in parameters:
+    for name, _ in _parameters(query_string):
         raise UnknownField(f"A JSON body wants an empty query string; it has {_name(name)}.")
-    document = _parse_json(body)
+    document = parse_json(body)
     if not isinstance(document, dict):
         raise InvalidField("The JSON body must be an object with the field 'inputs'.")
     _check_names(document)
     if "inputs" not in document:
         raise MissingField("The field 'inputs' is missing.")
     return Query(
-        hidden=_rows(document["inputs"]),
-        k=_count("k", document["k"]) if "k" in document else None,
-        experts=_count("experts", document.get("experts", 1)),
+        hidden=rows(document["inputs"], _may_hold_booleans(body)),
+        k=count("k", document["k"]) if "k" in document else None,
+        experts=count("experts", document.get("experts", 1)),
     )
 
 
-def decode_npy(body: bytes, parameters: Parameters) -> Query:
+def decode_npy(body: bytes, query_string: bytes) -> Query:
     """A .npy body, with k and experts in the query string."""
+    known = len(query_string) <= SHORT
+    k, experts = _known_counts(query_string) if known else _counts(query_string)
+    return Query(_float32(npy.read(body)), k, experts)
+
+
+def _counts(query_string: bytes) -> tuple[int | None, int]:
+    """k and experts of a query string."""
     given: dict[str, int] = {}
-    for name, text in parameters:
+    for name, text in _parameters(query_string):
         if name not in FIELDS or name == "inputs":
             raise UnknownField(f"The query string may hold k and experts; it has {_name(name)}.")
         if name in given:
@@ -144,13 +159,22 @@ def decode_npy(body: bytes, parameters: Parameters) -> Query:
         if not re.fullmatch(r"-?[0-9]{1,18}", text):
             raise InvalidField(f"{name!r} must be an integer.")
         given[name] = int(text)
-    return Query(_float32(npy.read(body)), given.get("k"), given.get("experts", 1))
+    return given.get("k"), given.get("experts", 1)
+
+
+_known_counts = lru_cache(maxsize=256)(_counts)
+
+
+def _parameters(query_string: bytes) -> list[tuple[str, str]]:
+    if not query_string:
+        return []
+    return parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
 
 
 DECODERS: Mapping[str, Decoder] = {JSON: decode_json, NPY: decode_npy}
 
 
-def _parse_json(body: bytes) -> object:
+def parse_json(body: bytes) -> object:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -167,45 +191,51 @@ def _check_names(document: dict[str, Any]) -> None:
             raise UnknownField(f"There is no field {_name(name)}; the fields are {known}.")
 
 
-def _count(name: str, value: object) -> int:
+def count(name: str, value: object) -> int:
     # `type`, because true is an int to isinstance.
     if type(value) is not int:
         raise InvalidField(f"{name!r} must be an integer, not {_kind(value)}.")
     return value
 
 
-def _rows(inputs: object) -> NDArray[np.float32]:
+def _may_hold_booleans(body: bytes) -> bool:
+    """`true` has a u, and so has the name `inputs` once; `false` has an l, which no number has."""
+    first = body.find(b"u")
+    return b"l" in body or body.find(b"u", first + 1) >= 0
+
+
+def rows(inputs: object, suspicious: bool) -> NDArray[np.float32]:
     """Rows of JSON numbers as one array, [B,D]; the first thing that is wrong is named."""
     if not isinstance(inputs, list):
         raise InvalidField(f"'inputs' must be a list of rows, not {_kind(inputs)}.")
     if not inputs:
         raise EmptyBatch("'inputs' holds no row.")
-    flat = array("f")
+    packer = None
+    packed = []
     for number, row in enumerate(inputs):
         if not isinstance(row, list):
             raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
-        if len(row) != len(inputs[0]):
+        if packer is None:
+            packer = _packer(len(row))
+        elif len(row) != len(inputs[0]):
             raise RaggedRows(
                 f"inputs[{number}] has {len(row)} numbers where inputs[0] has {len(inputs[0])}."
             )
         try:
-            flat.fromlist(row)  # takes real numbers and booleans, refuses everything else
-        except TypeError:
+            packed.append(packer.pack(*row))  # takes real numbers and booleans, nothing else
+        except struct.error:
             raise _not_a_number(number, row) from None
-    if not flat:
+        if suspicious and bool in set(map(type, row)):
+            raise _not_a_number(number, row)
+    if not inputs[0]:
         raise WrongWidth("The rows of 'inputs' are empty.")
-    hidden = np.frombuffer(flat, np.float32).reshape(len(inputs), -1)
-    _refuse_booleans(inputs, hidden)
-    _check_finite(hidden, "is too large for float32")
-    return hidden
+    flat = packed[0] if len(packed) == 1 else b"".join(packed)
+    return np.ndarray((len(inputs), len(inputs[0])), np.float32, flat)
 
 
-def _refuse_booleans(inputs: list[list[Any]], hidden: NDArray[np.float32]) -> None:
-    """true and false have become exactly 1 and 0, so only rows with one of those need a look."""
-    suspects = ((hidden == 0) | (hidden == 1)).any(axis=1)
-    for number in np.flatnonzero(suspects).tolist():
-        if bool in set(map(type, inputs[number])):
-            raise _not_a_number(number, inputs[number])
+@lru_cache(maxsize=64)
+def _packer(width: int) -> struct.Struct:
+    return struct.Struct(f"{width}f")
 
 
 def _not_a_number(number: int, row: list[Any]) -> NotANumber:
@@ -214,19 +244,22 @@ def _not_a_number(number: int, row: list[Any]) -> NotANumber:
 
 
 def _float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    _check_finite(values, "is a NaN or an infinity")
-    with np.errstate(over="ignore"):
+    if values.dtype == FLOAT32:
         # Aligned, because a header of odd length leaves the data at an odd address.
-        hidden: NDArray[np.float32] = np.require(values, np.float32, ["C", "A"])
-    _check_finite(hidden, "is too large for float32")
+        return values if values.flags.aligned else values.copy()
+    check_finite(values, NPY)
+    with np.errstate(over="ignore"):
+        hidden = values.astype(np.float32)
+    check_finite(hidden, JSON)
     return hidden
 
 
-def _check_finite(values: NDArray[np.floating[Any]], problem: str) -> None:
+def check_finite(values: NDArray[np.floating[Any]], media_type: str) -> None:
+    """Say which number is none: the engine looks for them anyway, so decoders need not."""
     finite = np.isfinite(values)
     if not finite.all():
         row, place = np.argwhere(~finite)[0].tolist()
-        raise NotFinite(f"inputs[{row}][{place}] {problem}.")
+        raise NotFinite(f"inputs[{row}][{place}] {NOT_FINITE[media_type]}.")
 
 
 def _kind(value: object) -> str:
@@ -249,7 +282,7 @@ def _name(name: str) -> str:
 # --- answers ---------------------------------------------------------------------------------
 
 
-def encode_json(source: Source, answer: Answer) -> bytes:
+def encode_json(source: Source, answer: Answered) -> bytes:
     """Columnar JSON; "labels" only if the model has them."""
     document: dict[str, Any] = {
         "model": source.model,
@@ -270,24 +303,43 @@ def _contiguous(value: object) -> NDArray[Any]:
     raise TypeError
 
 
-def encode_npy(source: Source, answer: Answer) -> bytes:
+def encode_npy(source: Source, answer: Answered) -> bytes:
     """One record per row: np.load(file)["classes"] is [B,k], and so on. It carries no labels."""
     del source
     rows, k = answer.classes.shape
-    records = np.empty(
-        rows,
+    if rows == 1:  # its bytes lie one after the other already
+        return b"".join(
+            (
+                _npy_header(1, k),
+                answer.classes.tobytes(),
+                answer.log_probs.tobytes(),
+                answer.experts.tobytes(),
+                answer.gates.tobytes(),
+            )
+        )
+    records = np.empty(rows, _record(k))
+    records["classes"] = answer.classes
+    records["log_probs"] = answer.log_probs
+    records["experts"] = answer.experts
+    records["gates"] = answer.gates
+    return _npy_header(rows, k) + records.tobytes()
+
+
+@lru_cache(maxsize=64)
+def _record(k: int) -> np.dtype[np.void]:
+    return np.dtype(
         [
             ("classes", "<i8", (k,)),
             ("log_probs", "<f4", (k,)),
             ("experts", "<i8"),
             ("gates", "<f4"),
-        ],
+        ]
     )
-    records["classes"] = answer.classes
-    records["log_probs"] = answer.log_probs
-    records["experts"] = answer.experts
-    records["gates"] = answer.gates
-    return npy.write(records)
+
+
+@lru_cache(maxsize=1024)
+def _npy_header(rows: int, k: int) -> bytes:
+    return npy.header_of(_record(k), rows)
 
 
 ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

@@ -1,10 +1,8 @@
-"""The outermost layer: counts every answer, and turns an unknown failure into a plain 500."""
+"""Around all that is not hot: counts every answer, and turns an unknown failure into a 500."""
 
 import logging
-from functools import cache
 from time import perf_counter
 
-from prometheus_client import Counter, Histogram
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,18 +17,7 @@ METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class Edge:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-
-        # Routes, methods and statuses are few, so what is looked up once is kept.
-        @cache
-        def requests(route: str, method: str, status: int) -> Counter:
-            return metrics.http_requests.labels(route, method, str(status))
-
-        @cache
-        def seconds(route: str) -> Histogram:
-            return metrics.http_seconds.labels(route)
-
-        self._requests = requests
-        self._seconds = seconds
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,9 +46,7 @@ class Edge:
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in METHODS else "other"
-        route = _route(scope)
-        self._requests(route, method, status).inc()
-        self._seconds(route).observe(seconds)
+        self._metrics.http.answered(_route(scope), method, status, seconds)
 
 
 def _route(scope: Scope) -> str:

@@ -1,8 +1,12 @@
 """Holds a request to the limits: while its body arrives, and once its arrays are known."""
 
 import asyncio
+from collections.abc import Awaitable, Coroutine, Generator
+from types import coroutine
+from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
 
 from service.errors import DSSError, KOutOfRange
 from service.settings import Limits
@@ -24,24 +28,69 @@ class TooManyAnswers(DSSError):
     """Rows times k: the answer would be too large."""
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body, refused as soon as it is known to be too large, whatever its head announced."""
-    too_large = BodyTooLarge(f"The body is larger than {limits.max_body_bytes} bytes.")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced[:20]) > limits.max_body_bytes:
-        raise too_large
+def read_body(
+    receive: Receive, announced: bytes | None, limits: Limits
+) -> bytes | Coroutine[Any, Any, bytes]:
+    """The body, or what to await for it if it has not arrived together with its head.
+
+    It is refused as soon as it is known to be too large, whatever its head announced.
+    """
+    most = limits.max_body_bytes
+    if announced is not None and announced.isdigit() and int(announced[:20]) > most:
+        raise _too_large(limits)
+    step = receive().__await__()
+    try:
+        pending = next(step)
+    except StopIteration as arrived:
+        message = arrived.value
+        if message.get("more_body", False) or message["type"] != "http.request":
+            return _rest(_given(message), receive, limits)
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise _too_large(limits) from None
+        return body
+    return _rest(_resumed(step, pending), receive, limits)
+
+
+async def _rest(first: Awaitable[Message], receive: Receive, limits: Limits) -> bytes:
+    """The chunks from the first on, as long as they come in time."""
     chunks = []
     size = 0
     try:
         async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
+            message = await first
+            while True:
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limits.max_body_bytes:
-                    raise too_large
+                    raise _too_large(limits)
                 chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                message = await receive()
     except TimeoutError:
         raise BodyTimeout(f"The body took longer than {limits.body_seconds:g} seconds.") from None
-    return b"".join(chunks)
+
+
+async def _given(message: Message) -> Message:
+    return message
+
+
+@coroutine
+def _resumed(step: Generator[Any, Any, Message], pending: object) -> Generator[Any, Any, Message]:
+    """What `step` comes to, after it has said once that it waits for `pending`."""
+    try:
+        yield pending
+    except BaseException:
+        step.close()
+        raise
+    return (yield from step)
+
+
+def _too_large(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limits.max_body_bytes} bytes.")
 
 
 def check(rows: int, k: int, limits: Limits) -> None:

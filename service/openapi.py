@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service import codecs, problems, schemas
-from service.batcher import Answer
 from service.model import Model
 
 DESCRIPTION = """\
@@ -55,6 +54,14 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
             seconds = {"description": "Seconds", "schema": {"type": "integer"}}
             responses[status]["headers"] = {"Retry-After": seconds}
     responses["default"] = {"description": "Any other problem.", "content": content}
+    return responses
+
+
+def v2_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The same problems, as the Open Inference Protocol has them."""
+    responses = problem_responses(*statuses)
+    for response in responses.values():
+        response["content"] = {problems.V2_MEDIA_TYPE: {"schema": _ref(schemas.V2Problem)}}
     return responses
 
 
@@ -115,6 +122,48 @@ TOPK: Mapping[str, Any] = {
     },
 }
 
+OCTETS = "application/octet-stream"
+JSON_LENGTH = "Inference-Header-Content-Length"
+INFER: Mapping[str, Any] = {
+    "tags": ["v2"],
+    "summary": "Inference",
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "The outputs, in JSON or after it.",
+            "headers": {
+                JSON_LENGTH: {
+                    "description": "Where the JSON part ends, if tensors follow it",
+                    "schema": {"type": "integer"},
+                }
+            },
+            "content": {
+                codecs.JSON: {"schema": _ref(schemas.V2Answer)},
+                OCTETS: {"schema": BINARY | {"description": "JSON, then the binary outputs."}},
+            },
+        },
+        **v2_responses(400, 404, 408, 413, 415, 422, 429, 500, 503),
+    },
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": JSON_LENGTH,
+                "in": "header",
+                "required": False,
+                "description": "Where the JSON part ends, if a tensor follows it.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                codecs.JSON: {"schema": _ref(schemas.V2Request)},
+                OCTETS: {"schema": BINARY | {"description": "JSON, then the rows as float32."}},
+            },
+        },
+    },
+}
+
 METRICS: Mapping[str, Any] = {
     "response_class": Response,
     "responses": {
@@ -140,10 +189,9 @@ def example(model: Model) -> Example:
     inputs = [[round(float(value), 4) for value in row]]
     k = min(EXAMPLE_K, model.engine.n_reachable)
     result = model.engine.topk(np.array(inputs, np.float32), k)
-    answer = Answer(result.classes, result.log_probs, result.experts, result.gates)
     return Example(
         request={"inputs": inputs, "k": k, "experts": 1},
-        answer=orjson.loads(codecs.encode_json(model.source, answer)),
+        answer=orjson.loads(codecs.encode_json(model.source, result)),
     )
 
 
@@ -151,7 +199,14 @@ def build(app: FastAPI, shown: Example | None) -> dict[str, Any]:
     document = get_openapi(
         title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes
     )
-    described: list[type[BaseModel]] = [schemas.TopKRequest, schemas.TopKAnswer, schemas.Problem]
+    described: list[type[BaseModel]] = [
+        schemas.TopKRequest,
+        schemas.TopKAnswer,
+        schemas.Problem,
+        schemas.V2Request,
+        schemas.V2Answer,
+        schemas.V2Problem,
+    ]
     _, definitions = models_json_schema(
         [(model, "validation") for model in described],
         ref_template="#/components/schemas/{model}",

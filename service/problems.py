@@ -23,11 +23,14 @@ from service.npy import MalformedNpy
 from service.repository import Loading, ModelNotFound, VersionNotFound
 
 MEDIA_TYPE = "application/problem+json"
+# The Open Inference Protocol has its own kind of problem.
+V2 = "/v2/"
+V2_MEDIA_TYPE = "application/json"
 RETRY_SECONDS = "1"
 LINGER_SECONDS = 1.0
 
 # A failure that is neither listed nor derived from one is not meant for clients: it becomes a 500.
-STATUS: Mapping[type[DSSError], HTTPStatus] = {
+STATUS: Mapping[type[object], HTTPStatus] = {
     MalformedBody: HTTPStatus.BAD_REQUEST,
     MalformedNpy: HTTPStatus.BAD_REQUEST,
     ModelNotFound: HTTPStatus.NOT_FOUND,
@@ -51,8 +54,6 @@ UNFINISHED_BODY = (BodyTooLarge, BodyTimeout)
 
 def add_handlers(app: FastAPI) -> None:
     async def on_failure(request: Request, error: Exception) -> Response:
-        if not isinstance(error, DSSError):
-            raise error
         return of_failure(error, request.scope)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
@@ -68,7 +69,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
 
 
-def of_failure(error: DSSError, scope: Scope) -> Response:
+def of_failure(error: Exception, scope: Scope) -> Response:
     """The answer to a named failure; one that clients must not see is raised again."""
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
     if status is None:
@@ -90,7 +91,7 @@ def of_unknown_failure(scope: Scope) -> Response:
     return problem(500, "The server failed to answer; its log says why.", scope)
 
 
-def reason(error: DSSError) -> str:
+def reason(error: Exception) -> str:
     """The failure's name, for a metric's label: QueueFull is queue_full."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
@@ -104,6 +105,8 @@ def problem(
     title: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
+    if f"{scope['path']}/".startswith(V2):
+        return Response(orjson.dumps({"error": detail}), status, headers, V2_MEDIA_TYPE)
     body = {
         "type": kind,
         "title": title or HTTPStatus(status).phrase,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from service.backend import ExpertRun, TopK
+from service.backend import TopK
 from service.errors import EmptyBatch, KOutOfRange, WrongWidth
 
 
@@ -17,6 +17,7 @@ class FakeEngine:
         self.hidden_size = hidden_size
         self.n_reachable = n_reachable
         self.calls: list[tuple[int, int, int]] = []  # rows, k, experts
+        self.threads: list[threading.Thread] = []  # who computed each call
         self.failure: BaseException | None = None
         self.entered = threading.Event()
         self.release = threading.Event()
@@ -37,7 +38,9 @@ class FakeEngine:
             raise KOutOfRange("k is out of range.")
 
     def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
+        self.check(hidden, k, experts)
         self.calls.append((len(hidden), k, experts))
+        self.threads.append(threading.current_thread())
         self.entered.set()
         if not self.release.wait(30):
             raise TimeoutError("The test never released the engine.")
@@ -50,7 +53,8 @@ class FakeEngine:
             experts=np.zeros(len(hidden), np.int64),
             gates=np.ones(len(hidden), np.float32),
             gate_seconds=0.001,
-            runs=(ExpertRun(0, len(hidden), 0.002),),
+            expert_rows=np.array([len(hidden)]),
+            expert_seconds=np.array([0.002]),
         )
 
 

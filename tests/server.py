@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
+
+from service.app import Application
 
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
@@ -60,10 +61,20 @@ def running(
 
 
 @contextmanager
-def in_thread(app: FastAPI) -> Iterator[httpx.Client]:
+def in_thread(
+    app: Application, *, access_log: bool = False, timeout_keep_alive: int = 75
+) -> Iterator[httpx.Client]:
     """The application under uvicorn in this process, for tests that hold its engine's strings."""
     port = free_port()
-    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=10)
+    config = uvicorn.Config(
+        app,
+        port=port,
+        http=app.protocol,
+        log_config=None,
+        access_log=access_log,
+        timeout_keep_alive=timeout_keep_alive,
+        timeout_graceful_shutdown=10,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -282,6 +282,15 @@ def test_every_route_is_documented(document: dict[str, Any]) -> None:
         ("GET", "/readyz"),
         ("GET", "/startupz"),
         ("GET", "/metrics"),
+        ("POST", "/v2/models/{name}/infer"),
+        ("POST", "/v2/models/{name}/versions/{version}/infer"),
+        ("GET", "/v2"),
+        ("GET", "/v2/health/live"),
+        ("GET", "/v2/health/ready"),
+        ("GET", "/v2/models/{name}"),
+        ("GET", "/v2/models/{name}/ready"),
+        ("GET", "/v2/models/{name}/versions/{version}"),
+        ("GET", "/v2/models/{name}/versions/{version}/ready"),
     }
 
 
@@ -300,11 +309,12 @@ def test_every_error_is_documented_as_a_problem(document: dict[str, Any]) -> Non
     topk = document["paths"]["/topk"]["post"]["responses"]
     expected = {"400", "404", "406", "408", "413", "415", "422", "429", "500", "503", "default"}
     assert set(topk) - {"200"} == expected
-    for path in document["paths"].values():
-        for operation in path.values():
+    for path, operations in document["paths"].items():
+        kind = "application/json" if path.startswith("/v2") else "application/problem+json"
+        for operation in operations.values():
             for status, response in operation["responses"].items():
                 if status != "200":
-                    assert list(response["content"]) == ["application/problem+json"]
+                    assert list(response["content"]) == [kind]
 
 
 @pytest.mark.parametrize(

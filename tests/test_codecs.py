@@ -1,6 +1,7 @@
 import contextlib
 import io
 import pickle
+import re
 import struct
 from typing import Any
 
@@ -46,14 +47,14 @@ def claim(descr: str = "'<f4'", order: str = "False", shape: str = "(1, 2)") -> 
 @given(MATRICES)
 def test_json_rows_arrive_bit_for_bit(matrix: NDArray[np.float32]) -> None:
     body = orjson.dumps({"inputs": matrix.tolist(), "k": 3, "experts": 2})
-    query = codecs.decode_json(body, ())
+    query = codecs.decode_json(body, b"")
     assert query.hidden.dtype == np.float32
     np.testing.assert_array_equal(query.hidden, matrix)
     assert (query.k, query.experts) == (3, 2)
 
 
 def test_k_and_experts_may_be_left_out() -> None:
-    query = codecs.decode_json(b'{"inputs": [[1, 2.5]]}', ())
+    query = codecs.decode_json(b'{"inputs": [[1, 2.5]]}', b"")
     assert (query.k, query.experts) == (None, 1)
     assert query.hidden.tolist() == [[1.0, 2.5]]
 
@@ -86,7 +87,6 @@ def test_k_and_experts_may_be_left_out() -> None:
         (b'{"inputs": [[5], [false]]}', codecs.NotANumber, "inputs[1][0] must be a number"),
         (b'{"inputs": [[[1]]]}', codecs.NotANumber, "not a list"),
         (b'{"inputs": [[{}]]}', codecs.NotANumber, "not an object"),
-        (b'{"inputs": [[1], [1e39]]}', NotFinite, "inputs[1][0] is too large for float32"),
         (b'{"inputs": [[1e400]]}', NotFinite, "too large"),
         (b'{"inputs": [[1]], "k": "3"}', codecs.InvalidField, "'k' must be an integer"),
         (b'{"inputs": [[1]], "k": 3.0}', codecs.InvalidField, "'k' must be an integer"),
@@ -97,7 +97,7 @@ def test_k_and_experts_may_be_left_out() -> None:
 )
 def test_wrong_json_is_named(body: bytes, kind: type[DSSError], sentence: str) -> None:
     with pytest.raises(kind) as failure:
-        codecs.decode_json(body, ())
+        codecs.decode_json(body, b"")
     assert type(failure.value) is kind
     assert sentence in str(failure.value)
 
@@ -106,24 +106,24 @@ def test_a_long_string_between_numbers_costs_nothing() -> None:
     """numpy would make every element as wide as the longest string: hundreds of gigabytes."""
     body = orjson.dumps({"inputs": [[*[1.0] * 100_000, "x" * 1_000_000]]})
     with pytest.raises(codecs.NotANumber, match=r"inputs\[0\]\[100000\]"):
-        codecs.decode_json(body, ())
+        codecs.decode_json(body, b"")
 
 
 def test_a_made_up_name_is_not_repeated_in_full() -> None:
     with pytest.raises(codecs.UnknownField) as failure:
-        codecs.decode_json(orjson.dumps({"x" * 10_000: 1}), ())
+        codecs.decode_json(orjson.dumps({"x" * 10_000: 1}), b"")
     assert len(str(failure.value)) < 200
 
 
 def test_a_json_body_takes_no_query_string() -> None:
     with pytest.raises(codecs.UnknownField, match="'k'"):
-        codecs.decode_json(b'{"inputs": [[1]]}', [("k", "3")])
+        codecs.decode_json(b'{"inputs": [[1]]}', b"k=3")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_as_json_are_read_or_named(body: bytes) -> None:
     with contextlib.suppress(DSSError):
-        codecs.decode_json(body, ())
+        codecs.decode_json(body, b"")
 
 
 # --- .npy in ---------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_any_bytes_as_json_are_read_or_named(body: bytes) -> None:
 
 @given(MATRICES, st.sampled_from(["<f4", ">f4", "<f8", ">f8"]))
 def test_npy_rows_arrive_bit_for_bit(matrix: NDArray[np.float32], dtype: str) -> None:
-    query = codecs.decode_npy(npy_bytes(matrix.astype(dtype)), [("k", "3")])
+    query = codecs.decode_npy(npy_bytes(matrix.astype(dtype)), b"k=3")
     assert query.hidden.dtype == np.dtype("=f4")
     assert query.hidden.flags.c_contiguous
     assert query.hidden.flags.aligned
@@ -141,7 +141,7 @@ def test_npy_rows_arrive_bit_for_bit(matrix: NDArray[np.float32], dtype: str) ->
 
 def test_half_precision_is_widened() -> None:
     matrix = np.array([[0.5, -65504.0]], np.float16)
-    assert codecs.decode_npy(npy_bytes(matrix), ()).hidden.tolist() == [[0.5, -65504.0]]
+    assert codecs.decode_npy(npy_bytes(matrix), b"").hidden.tolist() == [[0.5, -65504.0]]
 
 
 @pytest.mark.parametrize("version", [b"\x01\x00", b"\x02\x00", b"\x03\x00"])
@@ -149,7 +149,7 @@ def test_every_version_of_the_format_is_read(version: bytes) -> None:
     """With a header of odd length, so that the data lies at an odd address."""
     data = np.array([[1.5, 2.5]], "<f4").tobytes()
     for padding in range(4):
-        query = codecs.decode_npy(forged(claim() + " " * padding, data, version), ())
+        query = codecs.decode_npy(forged(claim() + " " * padding, data, version), b"")
         assert query.hidden.tolist() == [[1.5, 2.5]]
         assert query.hidden.flags.aligned
 
@@ -201,16 +201,33 @@ EIGHT = bytes(8)
         (npy_bytes(np.array(2, np.float32)), npy.WrongLayout, "0 dimensions"),
         (npy_bytes(np.ones((2, 2, 2), np.float32)), npy.WrongLayout, "3 dimensions"),
         (npy_bytes(np.asfortranarray(np.ones((2, 3), np.float32))), npy.WrongLayout, "Fortran"),
-        (npy_bytes(np.array([[1, 2], [3, np.nan]], np.float32)), NotFinite, "inputs[1][1] is a"),
         (npy_bytes(np.array([[np.inf]], np.float16)), NotFinite, "inputs[0][0] is a NaN or"),
         (npy_bytes(np.array([[1e39]], np.float64)), NotFinite, "too large for float32"),
     ],
 )
 def test_wrong_npy_is_named(body: bytes, kind: type[DSSError], sentence: str) -> None:
     with pytest.raises(kind) as failure:
-        codecs.decode_npy(body, ())
+        codecs.decode_npy(body, b"")
     assert type(failure.value) is kind
     assert sentence in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "media_type", "sentence"),
+    [
+        (codecs.decode_json(b'{"inputs": [[1], [1e39]]}', b""), codecs.JSON, "[1][0] is too large"),
+        (
+            codecs.decode_npy(npy_bytes(np.array([[1, np.nan]], "<f4")), b""),
+            codecs.NPY,
+            "[0][1] is",
+        ),
+    ],
+)
+def test_a_number_that_the_engine_will_refuse_is_named(
+    query: codecs.Query, media_type: str, sentence: str
+) -> None:
+    with pytest.raises(NotFinite, match=re.escape(sentence)):
+        codecs.check_finite(query.hidden, media_type)
 
 
 @given(st.binary(max_size=100), st.sampled_from([b"\x01\x00", b"\x02\x00", b"\x03\x00"]))
@@ -220,23 +237,22 @@ def test_any_header_is_read_or_named(text: bytes, version: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kind"),
+    ("query_string", "kind"),
     [
-        ([("k", "x")], codecs.InvalidField),
-        ([("k", "")], codecs.InvalidField),
-        ([("k", "1.0")], codecs.InvalidField),
-        ([("k", "9" * 5000)], codecs.InvalidField),
-        ([("k", "٣")], codecs.InvalidField),
-        ([("k", "1"), ("k", "2")], codecs.InvalidField),
-        ([("inputs", "1")], codecs.UnknownField),
-        ([("other", "1")], codecs.UnknownField),
+        (b"k=x", codecs.InvalidField),
+        (b"k=", codecs.InvalidField),
+        (b"k=1.0", codecs.InvalidField),
+        (b"k=" + b"9" * 5000, codecs.InvalidField),
+        (b"k=%D9%A3", codecs.InvalidField),
+        (b"k=1&k=2", codecs.InvalidField),
+        (b"inputs=1", codecs.UnknownField),
+        (b"other=1", codecs.UnknownField),
     ],
 )
-def test_wrong_query_strings_are_named(
-    parameters: list[tuple[str, str]], kind: type[DSSError]
-) -> None:
-    with pytest.raises(kind):
-        codecs.decode_npy(npy_bytes(np.ones((1, 2), np.float32)), parameters)
+def test_wrong_query_strings_are_named(query_string: bytes, kind: type[DSSError]) -> None:
+    for _ in range(2):  # what was wrong once is not taken for known
+        with pytest.raises(kind):
+            codecs.decode_npy(npy_bytes(np.ones((1, 2), np.float32)), query_string)
 
 
 # --- which codec -----------------------------------------------------------------------------
