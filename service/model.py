@@ -53,6 +53,7 @@ def open_model(
         max_queue_rows=settings.queue.max_rows,
         max_batch_rows=settings.queue.max_batch_rows,
         observer=observer,
+        inline_seconds=settings.queue.inline_seconds,
     )
     observer.watch_queue(lambda: batcher.queued_rows)
     return Model(

@@ -26,7 +26,7 @@ from service.graphs import ACTIVATION_STEPS
 cgutils: Any = untyped_cgutils
 
 ONE_ROW_TILE = 4096  # columns whose sums stay in the first cache
-TILE = 128  # columns of a matrix that stay in the second cache while many rows pass
+TILE = 1024  # columns of a matrix that mostly stay in the second cache while many rows pass
 INTEGER_TILE = 64  # rows of an int8 matrix that stay in the first cache while many rows pass
 
 ZERO = np.float32(0)
@@ -69,60 +69,61 @@ pointer: Any = _pointer
 def add_products(h: Floats, matrix: Floats, first: int, stride: int, y: Floats) -> None:
     """y[v] += sum over d of h[d] matrix[first + d stride + v].
 
-    Eight columns at a time: the memory is then read from eight places at once.
+    Memory is read from eight places at once that are far from each other, an eighth of the matrix:
+    each is then one long stream, which processors fetch ahead. So d goes 0, D/8, 2 D/8, ..., then
+    1, D/8 + 1, and so on, and what is left of D comes last.
     """
-    width, n = y.shape[0], h.shape[0]
-    d = 0
-    while d + 8 <= n:
+    width, eighth = y.shape[0], h.shape[0] // 8
+    jump = eighth * stride
+    for d in range(eighth):
+        h0, h1, h2, h3 = h[d], h[eighth + d], h[2 * eighth + d], h[3 * eighth + d]
+        h4, h5, h6 = h[4 * eighth + d], h[5 * eighth + d], h[6 * eighth + d]
+        h7 = h[7 * eighth + d]
         at = first + d * stride
-        h0, h1, h2, h3 = h[d], h[d + 1], h[d + 2], h[d + 3]
-        h4, h5, h6, h7 = h[d + 4], h[d + 5], h[d + 6], h[d + 7]
-        w0, w1 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w2, w3 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w4, w5 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w6, w7 = matrix[at : at + width], matrix[at + stride : at + stride + width]
+        w0, w1 = matrix[at : at + width], matrix[at + jump : at + jump + width]
+        at += 2 * jump
+        w2, w3 = matrix[at : at + width], matrix[at + jump : at + jump + width]
+        at += 2 * jump
+        w4, w5 = matrix[at : at + width], matrix[at + jump : at + jump + width]
+        at += 2 * jump
+        w6, w7 = matrix[at : at + width], matrix[at + jump : at + jump + width]
         for v in range(width):
-            half = ((y[v] + h0 * wide(w0[v])) + h1 * wide(w1[v])) + h2 * wide(w2[v])
-            half = ((half + h3 * wide(w3[v])) + h4 * wide(w4[v])) + h5 * wide(w5[v])
-            y[v] = (half + h6 * wide(w6[v])) + h7 * wide(w7[v])
-        d += 8
-    while d < n:
+            part = ((y[v] + h0 * wide(w0[v])) + h1 * wide(w1[v])) + h2 * wide(w2[v])
+            part = ((part + h3 * wide(w3[v])) + h4 * wide(w4[v])) + h5 * wide(w5[v])
+            y[v] = (part + h6 * wide(w6[v])) + h7 * wide(w7[v])
+    for d in range(8 * eighth, h.shape[0]):
         at = first + d * stride
         h0, w0 = h[d], matrix[at : at + width]
         for v in range(width):
             y[v] = y[v] + h0 * wide(w0[v])
-        d += 1
 
 
 @ordered
 def add_products_of_two(
     g: Floats, h: Floats, matrix: Floats, first: int, stride: int, x: Floats, y: Floats
 ) -> None:
-    """`add_products` of g into x and of h into y: the matrix is read once."""
-    width, n = y.shape[0], h.shape[0]
-    d = 0
-    while d + 4 <= n:
-        at = first + d * stride
-        g0, g1, g2, g3 = g[d], g[d + 1], g[d + 2], g[d + 3]
-        h0, h1, h2, h3 = h[d], h[d + 1], h[d + 2], h[d + 3]
-        w0, w1 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        at += 2 * stride
-        w2, w3 = matrix[at : at + width], matrix[at + stride : at + stride + width]
-        for v in range(width):
-            u0, u1, u2, u3 = wide(w0[v]), wide(w1[v]), wide(w2[v]), wide(w3[v])
-            x[v] = (((x[v] + g0 * u0) + g1 * u1) + g2 * u2) + g3 * u3
-            y[v] = (((y[v] + h0 * u0) + h1 * u1) + h2 * u2) + h3 * u3
-        d += 4
-    while d < n:
+    """`add_products` of g into x and of h into y, in the same order: the matrix is read once."""
+    width, eighth = y.shape[0], h.shape[0] // 8
+    jump = eighth * stride
+    for d in range(eighth):
+        for half in range(2):  # eight columns of two rows would need too many registers
+            c = 4 * half * eighth + d
+            at = first + c * stride
+            g0, g1, g2, g3 = g[c], g[c + eighth], g[c + 2 * eighth], g[c + 3 * eighth]
+            h0, h1, h2, h3 = h[c], h[c + eighth], h[c + 2 * eighth], h[c + 3 * eighth]
+            w0, w1 = matrix[at : at + width], matrix[at + jump : at + jump + width]
+            at += 2 * jump
+            w2, w3 = matrix[at : at + width], matrix[at + jump : at + jump + width]
+            for v in range(width):
+                u0, u1, u2, u3 = wide(w0[v]), wide(w1[v]), wide(w2[v]), wide(w3[v])
+                x[v] = (((x[v] + g0 * u0) + g1 * u1) + g2 * u2) + g3 * u3
+                y[v] = (((y[v] + h0 * u0) + h1 * u1) + h2 * u2) + h3 * u3
+    for d in range(8 * eighth, h.shape[0]):
         at = first + d * stride
         g0, h0, w0 = g[d], h[d], matrix[at : at + width]
         for v in range(width):
             x[v] = x[v] + g0 * wide(w0[v])
             y[v] = y[v] + h0 * wide(w0[v])
-        d += 1
 
 
 @ordered

@@ -13,10 +13,9 @@ from time import monotonic
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 
 from service import logs
-from service.app import create_app
+from service.app import Application, create_app
 from service.errors import ModelsFolderMissing, NotStarted
 from service.settings import Settings
 
@@ -37,14 +36,14 @@ def serve(settings: Settings) -> None:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Application, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http="httptools",
+                http=app.protocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -14,11 +14,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from service import health, logs, roster, settings
-from service.app import create_app
+from service.app import Application, create_app
 from service.cells import SharedCells
 from service.metrics import Metrics
 from service.processes import Processes
@@ -50,7 +49,7 @@ def shared_metrics(folder: Path, number: int) -> Metrics:
 
 class WorkerServer(Server):
     def __init__(
-        self, app: FastAPI, settings: Settings, channel: socket.socket, *, replaces: bool
+        self, app: Application, settings: Settings, channel: socket.socket, *, replaces: bool
     ) -> None:
         super().__init__(app, settings)
         self._channel = channel
