@@ -24,7 +24,7 @@ from service.errors import DSSError, QueryError
 
 logger = logging.getLogger(__name__)
 
-INLINE_SECONDS = 0.0005  # what the event loop may be held up by a call
+INLINE_SECONDS = 0.001  # what the event loop may be held up by a call
 RECENT = 0.2  # the weight of a slow call in what a row is expected to cost
 KINDS_KEPT = 1024  # clients choose k and experts, so what is known of them is bounded
 UNKNOWN_SECONDS = 1.0  # a row's cost before any call: too long for the event loop

@@ -53,7 +53,7 @@ class Queue(BaseModel):
     max_rows: PositiveInt = 16_384
     max_batch_rows: PositiveInt = 1024
     # A call expected to take no longer is made on the event loop, others in the engine's thread.
-    inline_seconds: NonNegativeFloat = 0.0005
+    inline_seconds: NonNegativeFloat = 0.001
 
 
 class EngineSettings(BaseModel):
