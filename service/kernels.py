@@ -29,7 +29,13 @@ from service.compiled import (
     compiled,
     ordered,
 )
-from service.products import pointer, score_integers, score_many, score_one
+from service.products import (
+    pointer,
+    score_integers,
+    score_many,
+    score_one,
+    score_one_nearby,
+)
 from service.scores import best_of, best_rescored, best_shares, finite, normalise, rescored, scale
 
 SCORES_AT_ONCE = 2**20
@@ -70,14 +76,14 @@ def rank(
     floats = np.empty((together + 2, n_experts), np.float32)
     fractions, powers = floats[together], floats[together + 1].view(np.int32)
     for first in range(0, n, together):
-        rows = np.arange(first, min(first + together, n))
-        for i in range(rows.shape[0]):
+        count = min(together, n - first)
+        for i in range(count):
             floats[i] = gate_bias
-        if rows.shape[0] == 1:
-            score_one(hidden[first], gate, 0, n_experts, floats[0])
+        if count == 1:
+            score_one_nearby(hidden[first], gate, n_experts, floats[0])
         else:
-            score_many(hidden, rows, gate, 0, n_experts, floats)
-        for i in range(rows.shape[0]):
+            score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, floats)
+        for i in range(count):
             of_row = slice((first + i) * g, (first + i + 1) * g)
             best_shares(floats[i], fractions, powers, ranked[of_row], gates[of_row])
     return nanoseconds(clock) - started

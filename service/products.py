@@ -29,6 +29,7 @@ ONE_ROW_TILE = 4096  # columns whose sums stay in the first cache
 TILE = 1024  # columns of a matrix that mostly stay in the second cache while many rows pass
 INTEGER_TILE = 64  # rows of an int8 matrix that stay in the first cache while many rows pass
 
+HAS_AVX2 = bool(get_host_cpu_features().get("avx2", False))
 ZERO = np.float32(0)
 TINY = np.finfo(np.float32).tiny
 STEPS = np.float32(ACTIVATION_STEPS)
@@ -61,7 +62,25 @@ def _pointer(typing: Any, address: types.Type) -> Any:  # noqa: ANN401
     return types.voidptr(address), generate
 
 
+@intrinsic
+def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa: ANN401
+    """Have a place of an array brought into the caches, without waiting for it."""
+    del typing
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [address, i32(0), i32(3), i32(1)])  # to read, soon, data
+        return context.get_dummy_value()
+
+    return types.void(array, place), generate
+
+
 wide: Any = _wide
+prefetch: Any = _prefetch
 pointer: Any = _pointer
 
 
@@ -126,6 +145,89 @@ def add_products_of_two(
             y[v] = y[v] + h0 * wide(w0[v])
 
 
+COLUMNS = 64  # whose sums fit into the registers of AVX2
+
+
+@intrinsic
+def _add_block_products(
+    typing: Any,  # noqa: ANN401
+    h: types.Type,  # address of D float32
+    n: types.Type,  # D
+    matrix: types.Type,  # address of float32 [D,V], at the first of 64 columns
+    stride: types.Type,  # V
+    y: types.Type,  # address of 64 float32 to add to
+) -> Any:  # noqa: ANN401
+    """`add_products` of 64 columns, in the same order, with all sums kept in registers.
+
+    For matrices that are in the near caches, where loading and storing sums would take longest.
+    """
+    del typing
+    i64, f32 = ir.IntType(64), ir.FloatType()
+    eight, lanes = ir.VectorType(f32, 8), COLUMNS // 8
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        del signature
+        h, n, matrix, stride, y = arguments
+        kind = ir.FunctionType(eight, [eight] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v8f32")
+
+        def at(address: Any, place: Any, kind: Any) -> Any:  # noqa: ANN401
+            place = builder.mul(place, i64(4))
+            return builder.inttoptr(builder.add(address, place), kind.as_pointer())
+
+        def lane(place: Any, number: int) -> Any:  # noqa: ANN401
+            return builder.add(place, i64(8 * number))
+
+        sums = [
+            cgutils.alloca_once_value(builder, builder.load(at(y, i64(8 * i), eight), align=4))
+            for i in range(lanes)
+        ]
+
+        def add_row(d: Any) -> None:  # noqa: ANN401
+            number = builder.load(at(h, d, f32))
+            one = builder.insert_element(ir.Constant(eight, ir.Undefined), number, i64(0))
+            indices = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+            spread = builder.shuffle_vector(one, one, indices)
+            row = builder.mul(d, stride)
+            for i, total in enumerate(sums):
+                weights = builder.load(at(matrix, lane(row, i), eight), align=4)
+                builder.store(builder.call(fma, [spread, weights, builder.load(total)]), total)
+
+        eighth = builder.udiv(n, i64(8))
+        with cgutils.for_range(builder, eighth) as loop:
+            for part in range(8):
+                add_row(builder.add(loop.index, builder.mul(eighth, i64(part))))
+        done = builder.mul(eighth, i64(8))
+        with cgutils.for_range(builder, builder.sub(n, done)) as loop:
+            add_row(builder.add(loop.index, done))
+        for i, total in enumerate(sums):
+            builder.store(builder.load(total), at(y, i64(8 * i), eight), align=4)
+        return context.get_dummy_value()
+
+    return types.void(h, n, matrix, stride, y), generate
+
+
+add_block_products: Any = _add_block_products
+
+
+@ordered
+def score_one_nearby(h: Floats, matrix: Floats, size: int, scores: Floats) -> None:
+    """`score_one` of a matrix of float32 in the near caches."""
+    done = 0
+    if HAS_AVX2:
+        while done + COLUMNS <= size:
+            add_block_products(
+                h.ctypes.data,
+                h.shape[0],
+                matrix.ctypes.data + 4 * done,
+                size,
+                scores.ctypes.data + 4 * done,
+            )
+            done += COLUMNS
+    if done < size:
+        add_products(h, matrix, done, size, scores[done:size])
+
+
 @ordered
 def score_one(h: Floats, matrix: Floats, first: int, size: int, scores: Floats) -> None:
     """Products of one row with a matrix, added to scores [V]."""
@@ -161,7 +263,6 @@ def score_many(
 # --- of whole numbers --------------------------------------------------------------------------
 
 BLOCK = 32  # bytes of a vector of AVX2
-HAS_AVX2 = bool(get_host_cpu_features().get("avx2", False))
 
 
 @intrinsic
@@ -324,6 +425,13 @@ def score_integers(
             add_integer_products(
                 quantised[t], steps[t], width, matrix, scales, first + begin, scores[t, begin:end]
             )
+
+
+@ordered
+def fetch(array: Floats, first: int, n: int) -> None:
+    """Have n float32 brought into the caches, line by line."""
+    for place in range(first, first + n, 16):
+        prefetch(array, place)
 
 
 @reordered

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from service.compiled import REORDERED, ROWS, Floats, Integers, compiled, ordered, reordered
 from service.graphs import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
-from service.products import dot
+from service.products import dot, fetch
 
+LOOKED_AT = 32  # scores together, of which often none is among the best
 INSERTED = 128  # up to so many answers are kept in order as they are found
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -75,6 +76,25 @@ def sum_of_exponentials(
 # --- the best ----------------------------------------------------------------------------------
 
 
+@compiled({*REORDERED, "nnan"})
+def largest(x: Floats) -> np.float32:
+    found: np.float32 = x[0]
+    for v in range(1, x.shape[0]):
+        found = max(found, x[v])
+    return found
+
+
+@ordered
+def insert(score: np.float32, place: int, at: int, values: Floats, places: Integers) -> None:
+    """Among the `at` values before it, which are in order."""
+    while at > 0 and values[at - 1] < score:
+        values[at] = values[at - 1]
+        places[at] = places[at - 1]
+        at -= 1
+    values[at] = score
+    places[at] = place
+
+
 @ordered
 def best_of(x: Floats, k: int, values: Floats, places: Integers) -> None:
     """The k largest of x and where they are, best first, the earlier one first among equals."""
@@ -84,22 +104,14 @@ def best_of(x: Floats, k: int, values: Floats, places: Integers) -> None:
             places[i] = order[i]
             values[i] = x[order[i]]
         return
-    count = 0
-    for v in range(x.shape[0]):
-        score = x[v]
-        if count < k:
-            at = count
-            count += 1
-        elif score > values[k - 1]:
-            at = k - 1
-        else:
-            continue
-        while at > 0 and values[at - 1] < score:
-            values[at] = values[at - 1]
-            places[at] = places[at - 1]
-            at -= 1
-        values[at] = score
-        places[at] = v
+    for v in range(k):
+        insert(x[v], v, v, values, places)
+    for begin in range(k, x.shape[0], LOOKED_AT):
+        end = min(begin + LOOKED_AT, x.shape[0])
+        if largest(x[begin:end]) > values[k - 1]:
+            for v in range(begin, end):
+                if x[v] > values[k - 1]:
+                    insert(x[v], v, k - 1, values, places)
 
 
 @ordered
@@ -147,6 +159,9 @@ def best_rescored(
     best_of(scores, c, exact, candidates)
     top = exact[0]
     candidates[:c].sort()  # so that equal scores are answered in the order of their classes
+    for i in range(c):  # all on their way, before the first is waited for
+        row = first + candidates[i]
+        fetch(weights, row * width, width)
     for i in range(c):
         row = first + candidates[i]
         score = dot(h, weights[row * width : (row + 1) * width])
