@@ -45,13 +45,13 @@ RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
 FROM service-packages AS service-venv
 COPY --from=project /dist /dist
 RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
-    && /opt/venv/bin/python -m service.compile_cache
+    && /opt/venv/bin/python -m service.compile_cache --all
 
 
 FROM trainer-packages AS trainer-venv
 COPY --from=project /dist /dist
 RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
-    && /opt/venv/bin/python -m service.compile_cache
+    && /opt/venv/bin/python -m service.compile_cache --all
 
 
 FROM base AS runtime

@@ -27,8 +27,8 @@ from service import bundle as bundles
 from service import graphs, onnx_backend
 from service.bundle import Bundle
 from service.engine import Engine
+from service.machine import machine
 from trainer.files import write_json
-from trainer.machine import machine
 
 K = 10
 BATCHES = (1, 8, 32, 256)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from service import bundle, graphs
+from service import bundle
 from service.engine import Engine
+from service.machine import machine
 from trainer import onnx_scan
-from trainer.machine import machine
 from trainer.timing import timed
 from trainer.vectors import Head
 

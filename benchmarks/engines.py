@@ -40,11 +40,11 @@ from service import bundle as bundles
 from service.bundle import Bundle, Precision
 from service.engine import Engine
 from service.errors import DSSError
+from service.machine import machine
 from trainer.baselines.measured import spread
 from trainer.baselines.method import PackageMissing
 from trainer.files import write_json
 from trainer.fullscan import full_topk, rows_at_once
-from trainer.machine import machine
 from trainer.measure import TOP
 from trainer.vectors import Head, chunks, open_head, open_vectors
 

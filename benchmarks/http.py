@@ -30,7 +30,7 @@ from benchmarks.http_process import NotServing
 from benchmarks.http_ratios import medians, ratios
 from benchmarks.http_run import Plan, measure
 from benchmarks.http_servers import SERVERS, Server, versions_of
-from trainer.machine import machine
+from service.machine import machine
 
 RESULTS = Path("benchmarks/results/http.json")
 PACKAGES = ("fastapi", "httptools", "numba", "numpy", "onnxruntime", "orjson", "uvicorn", "uvloop")

@@ -31,8 +31,8 @@ from benchmarks.engine_report import write_part
 from benchmarks.engine_timing import Rows, Times, call_times, in_turns, one_thread, summary
 from service.engine import Engine
 from service.errors import DSSError
+from service.machine import machine
 from trainer.files import write_json
-from trainer.machine import machine
 from trainer.vectors import Head
 
 RESULTS = Path("benchmarks/results/scaling.json")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainer.machine import machine
+from service.machine import machine
 
 RUNS = Path("runs")
 RESULTS = Path("benchmarks/results/synthetic.json")

@@ -8,6 +8,7 @@ needs is there. So the folder is named for everything that machine code depends 
 import hashlib
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,16 +87,17 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def fill() -> None:
-    """Compile everything that a server may need, for set-up and for images."""
-    from service import kernels, tally
+def fill(rare: bool) -> None:
+    """Compile what a server needs, for set-up; with what is rarely needed, for images."""
+    from service import kernels, tally  # most is compiled on import
 
-    kernels.answer_from_halves()  # the rest is compiled on import
     tally.compiled_tally()
+    if rare:
+        kernels.answer_from_halves()
 
 
 if __name__ == "__main__":
     # By its own name: numba is told where this module is, and this one is called __main__.
     from service import compile_cache
 
-    compile_cache.fill()
+    compile_cache.fill(rare="--all" in sys.argv)

@@ -73,19 +73,18 @@ def rank(
     n_experts, n = gate_bias.shape[0], hidden.shape[0]
     g = ranked.shape[0] // n
     together = min(n, RANKED_AT_ONCE)
-    floats = np.empty((together + 2, n_experts), np.float32)
-    fractions, powers = floats[together], floats[together + 1].view(np.int32)
+    logits = np.empty((together, n_experts), np.float32)
     for first in range(0, n, together):
         count = min(together, n - first)
         for i in range(count):
-            floats[i] = gate_bias
+            logits[i] = gate_bias
         if count == 1:
-            score_one_nearby(hidden[first], gate, n_experts, floats[0])
+            score_one_nearby(hidden[first], gate, n_experts, logits[0])
         else:
-            score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, floats)
+            score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, logits)
         for i in range(count):
             of_row = slice((first + i) * g, (first + i + 1) * g)
-            best_shares(floats[i], fractions, powers, ranked[of_row], gates[of_row])
+            best_shares(logits[i], ranked[of_row], gates[of_row])
     return nanoseconds(clock) - started
 
 
@@ -143,11 +142,6 @@ def largest_needs(experts: Integers, order: Integers, offsets: Integers) -> tupl
 
 
 @ordered
-def parts_of_three(whole: NDArray[Any], first: int, second: int) -> tuple[Any, Any, Any]:
-    return whole[:first], whole[first : first + second], whole[first + second :]
-
-
-@ordered
 def search(
     hidden: Floats,  # [B,D]
     rows: Integers,  # [T] of which row
@@ -175,11 +169,11 @@ def search(
     group_tasks(experts, offsets.shape[0] - 1, order)
     widest, most, largest = largest_needs(experts, order, offsets)
     c = rescored(k, widest) if quantised.shape[0] > 0 else 0
-    floats = np.empty(largest + 2 * widest + c, np.float32)
-    buffer, fractions, rest = parts_of_three(floats, largest, widest)
-    powers, exact = rest[:widest].view(np.int32), rest[widest:]
+    floats = np.empty(largest + c, np.float32)
+    buffer, exact = floats[:largest], floats[largest:]
     more_integers = np.empty(k + most + c, np.int64)
-    places, task_rows, candidates = parts_of_three(more_integers, k, most)
+    places, task_rows = more_integers[:k], more_integers[k : k + most]
+    candidates = more_integers[k + most :]
     end = 0
     while end < n_tasks:
         first_task, end = end, end_of_group(experts, order, end)
@@ -237,8 +231,6 @@ def search(
                     best_classes[t],
                     log_probs[t],
                     places,
-                    fractions,
-                    powers,
                 )
             begin += n
         seconds[e] += (nanoseconds(clock) - started) * 1e-9

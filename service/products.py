@@ -79,7 +79,19 @@ def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa
     return types.void(array, place), generate
 
 
+@intrinsic
+def _float_of_bits(typing: Any, bits: types.Type) -> Any:  # noqa: ANN401
+    del typing
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        del context, signature
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(bits), generate
+
+
 wide: Any = _wide
+float_of_bits: Any = _float_of_bits
 prefetch: Any = _prefetch
 pointer: Any = _pointer
 

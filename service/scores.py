@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from service.compiled import REORDERED, ROWS, Floats, Integers, compiled, ordered, reordered
 from service.graphs import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
-from service.products import dot, fetch
+from service.products import dot, fetch, float_of_bits
 
 LOOKED_AT = 32  # scores together, of which often none is among the best
 INSERTED = 128  # up to so many answers are kept in order as they are found
@@ -49,28 +49,26 @@ def scale(x: Floats, by: float) -> None:
 
 
 @ordered
-def exponentials(
-    x: Floats, shift: np.float32, fractions: Floats, powers: NDArray[np.int32]
-) -> None:
-    """e^(x - shift), x no larger than shift, as fractions times the float32 whose bits are powers.
+def exponential(t: np.float32) -> np.float32:
+    """e^t of t no larger than 0.
 
     e^t = 2^n e^r with |r| < 0.35, where seven terms of the series are enough.
     """
+    t = max(t, LOWEST)
+    n = (t * LOG2_E + ROUNDER) - ROUNDER
+    r = (t - n * LN2_HIGH) - n * LN2_LOW
+    fraction = ONE + r * (ONE + r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * C6)))))
+    power: np.float32 = float_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return fraction * power
+
+
+@reordered
+def sum_of_exponentials(x: Floats, shift: np.float32) -> np.float32:
+    """Of e^(x - shift), x no larger than shift."""
+    total = ZERO
     for v in range(x.shape[0]):
-        t = max(x[v] - shift, LOWEST)
-        n = (t * LOG2_E + ROUNDER) - ROUNDER
-        r = (t - n * LN2_HIGH) - n * LN2_LOW
-        fractions[v] = ONE + r * (ONE + r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * C6)))))
-        powers[v] = (np.int32(n) + np.int32(127)) << np.int32(23)
-
-
-@ordered
-def sum_of_exponentials(
-    x: Floats, shift: np.float32, fractions: Floats, powers: NDArray[np.int32]
-) -> np.float32:
-    n = x.shape[0]
-    exponentials(x, shift, fractions[:n], powers[:n])
-    return dot(fractions[:n], powers[:n].view(np.float32))
+        total += exponential(x[v] - shift)
+    return total
 
 
 # --- the best ----------------------------------------------------------------------------------
@@ -117,8 +115,6 @@ def best_of(x: Floats, k: int, values: Floats, places: Integers) -> None:
 @ordered
 def best_shares(
     logits: Floats,
-    fractions: Floats,
-    powers: NDArray[np.int32],
     places: Integers,
     shares: Floats,
 ) -> None:
@@ -126,7 +122,7 @@ def best_shares(
     # By logit: shares far behind the best underflow to equal zeros.
     best_of(logits, places.shape[0], shares, places)
     top = shares[0]
-    total = sum_of_exponentials(logits, top, fractions, powers)
+    total = sum_of_exponentials(logits, top)
     for rank in range(places.shape[0]):
         shares[rank] = np.exp(shares[rank] - top) / total
 
@@ -186,8 +182,6 @@ def normalise(
     best_classes: Integers,
     log_probs: Floats,
     places: Integers,
-    fractions: Floats,
-    powers: NDArray[np.int32],
 ) -> None:
     """From an expert's scores [V], none above `top`, to log-probabilities of the k best of them.
 
@@ -195,7 +189,7 @@ def normalise(
     """
     if absent > 0:
         top = top if top > ZERO else ZERO
-    total = sum_of_exponentials(scores, top, fractions, powers)
+    total = sum_of_exponentials(scores, top)
     if absent > 0:
         total += np.float32(absent) * np.exp(-top)
     normaliser = top + np.log(total)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import DSSError
+from service.machine import machine
 from trainer.baselines.adaptive import Adaptive
 from trainer.baselines.d_softmax import DSoftmax
 from trainer.baselines.fgd import FGD
@@ -33,7 +34,6 @@ from trainer.baselines.screening import Screening
 from trainer.baselines.served import Served
 from trainer.baselines.svd import SVD
 from trainer.fullscan import LARGEST_MODEL
-from trainer.machine import machine
 from trainer.measure import TOP
 from trainer.vectors import Head, Vectors
 

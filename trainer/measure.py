@@ -19,9 +19,9 @@ from service import bundle as bundles
 from service.bundle import Bundle
 from service.engine import Engine
 from service.errors import DSSError
+from service.machine import machine
 from trainer.files import write_json
 from trainer.fullscan import full_scan, full_topk, rows_at_once
-from trainer.machine import machine
 from trainer.timing import timed
 from trainer.vectors import (
     ClassesDisagree,

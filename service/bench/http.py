@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from service import npy
 from service.bench import load, processes
 from service.bench.load import Load, NotReachable, Plan
-from service.bench.machine import cores
 from service.bench.rows import Rows, choose
 from service.bench.server import Model, Server, ServerNotReachable
 from service.errors import DSSError
+from service.machine import cores
 
 WINDOWS = 3
 TOLERANCE = 0.1

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.bench.machine import machine
 from service.errors import DSSError
+from service.machine import machine
 
 UNKNOWN = "-"
+PACKAGES = ("doubly-sparse-softmax", "numpy", "numba", "onnxruntime", "uvicorn")
 
 
 class ReportNotWritten(DSSError):
@@ -93,7 +94,7 @@ def remarks(point: Mapping[str, Any]) -> list[str]:
 
 
 def write(path: Path, command: str, facts: Mapping[str, Any], points: Sequence[Any]) -> None:
-    report = {"command": command, "machine": machine(), **facts, "points": points}
+    report = {"command": command, "machine": machine(*PACKAGES), **facts, "points": points}
     try:
         path.write_text(json.dumps(report, indent=2) + "\n")
     except OSError as error:

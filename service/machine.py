@@ -11,10 +11,17 @@ CPU_INFO = Path("/proc/cpuinfo")
 def machine(*packages: str) -> dict[str, object]:
     return {
         "cpu": _cpu_model(),
-        "cores": _cores(),
+        "cores": cores(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
     }
+
+
+def cores() -> int:
+    """Those this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_model() -> str:
@@ -23,8 +30,3 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def _cores() -> int | None:
-    """Those this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
