@@ -39,7 +39,9 @@ PACKAGES = ("fastapi", "httptools", "numba", "numpy", "onnxruntime", "orjson", "
 def main() -> None:
     options = _options()
     if options.tables:
-        http_tables.update(options.tables, json.loads(options.out.read_text()))
+        results = with_ratios(json.loads(options.out.read_text()))
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        http_tables.update(options.tables, results)
         return
     if shutil.which(WRK) is None:
         sys.exit("wrk is needed: apt-get install wrk")
@@ -57,7 +59,7 @@ def _options() -> Namespace:
     parser.add_argument("--seconds", type=int, default=3, help="whole seconds a point [3]")
     parser.add_argument("--rounds", type=int, default=3, help="[3]")
     parser.add_argument("--batches", default="1,32", help="rows of a request [1,32]")
-    parser.add_argument("--concurrencies", default="1,16,64", help="connections [1,16,64]")
+    parser.add_argument("--concurrencies", default="1,16", help="connections [1,16]")
     parser.add_argument("--bundle", type=Path, help="[a random one of WikiText-2's size]")
     parser.add_argument("--hidden", type=Path, help="rows to ask about, .npy [random]")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory ratio out")
@@ -67,6 +69,18 @@ def _options() -> Namespace:
     if options.quick:
         options.seconds, options.rounds = 1, 1
     return options
+
+
+def with_ratios(results: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, with the ratios worked out anew."""
+    found = {
+        (point["line"], point["batch"], point["concurrency"]): {
+            name: value for name, value in point.items() if isinstance(value, int | float)
+        }
+        for point in results["medians"]
+    }
+    anew = ratios(found, results["machine"]["cores"], results["memory"])
+    return results | {"ratios": [ratio.as_json() for ratio in anew]}
 
 
 def compare(options: Namespace, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Place = tuple[int, int]  # batch, concurrency
 RATE, P50, PER_CPU = "requests_per_second", "p50_us", "requests_per_cpu_second"
 
 OURS, OURS_2, OURS_JSON = ("ours",), ("ours, 2 workers",), ("ours json",)
+OURS_ANY = (*OURS, *OURS_2)
 FLOOR, NAIVE = ("floor",), ("naive FastAPI",)
 MOSEC, MOSEC_ALONE = ("mosec",), ("mosec, no batching",)
 FULL = ("Triton, full", "mosec, full", "floor, full, batching")
@@ -59,7 +60,7 @@ class Ratio:
 
 
 C16 = [(1, 16), (32, 16)]
-EVERYWHERE = [(batch, concurrency) for batch in (1, 32) for concurrency in (1, 16, 64)]
+EVERYWHERE = [(batch, concurrency) for batch in (1, 32) for concurrency in (1, 16)]
 
 WANTED = (
     Wanted("p50, ours / floor, batch 1, c 1", OURS, FLOOR, [(1, 1)], P50, at_most=1.35),
@@ -86,12 +87,16 @@ WANTED = (
     Wanted("the same, 1 worker each, batch 32, c 16", OURS, FULL, [(32, 16)]),
     Wanted("the same, 2 workers each, batch 1, c 16", OURS_2, FULL_2, [(1, 16)]),
     Wanted("the same, 2 workers each, batch 32, c 16", OURS_2, FULL_2, [(32, 16)]),
-    Wanted(
-        "ours / best of LitServe, BentoML and MLServer, every batch and c, the lowest",
-        OURS,
-        PYTHON_SERVERS,
-        EVERYWHERE,
-        at_least=5,
+    *(
+        Wanted(
+            f"ours, {workers} / best of LitServe, BentoML and MLServer, batch {batch}, c {at_once}",
+            lines,
+            PYTHON_SERVERS,
+            [(batch, at_once)],
+            at_least=5,
+        )
+        for workers, lines in (("1 worker", OURS), ("1 or 2 workers", OURS_ANY))
+        for batch, at_once in EVERYWHERE
     ),
     Wanted("ours / mosec, batch 1, c 16", OURS, MOSEC, [(1, 16)], at_least=1),
     Wanted("ours / mosec, batch 32, c 16", OURS, MOSEC, [(32, 16)], at_least=1),
