@@ -126,20 +126,28 @@ def run_bound(
     return [value.numpy() for value in binding.get_outputs()]
 
 
-def shares_of_engine(engine: Engine, rows: list[Rows]) -> tuple[float, float]:
-    """Mean microseconds of a call in the gate and in experts."""
-    answers = [engine.topk(part, K) for part in rows]
-    gate = float(np.mean([answer.gate_seconds for answer in answers]))
-    return gate * 1e6, float(np.mean([answer.expert_seconds.sum() for answer in answers])) * 1e6
+Spent = tuple[float, float]  # seconds of a call in the gate and in experts
 
 
-def shares_of_grouped(way: Grouped, rows: list[Rows]) -> tuple[float, float]:
-    seen = []
-    for part in rows:
-        way.topk(part)
-        seen.append((way.gate_seconds, way.expert_seconds))
-    gate, experts = np.mean(seen, axis=0) * 1e6
-    return float(gate), float(experts)
+def spent_by_engine(engine: Engine, rows: Rows) -> Spent:
+    answer = engine.topk(rows, K)
+    return answer.gate_seconds, float(answer.expert_seconds.sum())
+
+
+def spent_by_grouped(way: Grouped, rows: Rows) -> Spent:
+    way.topk(rows)
+    return way.gate_seconds, way.expert_seconds
+
+
+def shares(spent: Callable[[Rows], Spent], parts: list[Rows]) -> tuple[float, float]:
+    """Of the whole time, in the gate and in experts."""
+    whole = gate = experts = 0.0
+    for part in parts:
+        started = perf_counter()
+        in_gate, in_experts = spent(part)
+        whole += perf_counter() - started
+        gate, experts = gate + in_gate, experts + in_experts
+    return gate / whole, experts / whole
 
 
 Call = Callable[[Rows], object]
@@ -161,14 +169,14 @@ def main(bundle: Path, hidden: Path, rounds: int, out: Path, document: Path | No
     large = np.array(made.manifest.expert_sizes) >= K
     rows = rows[large[compiled.topk(rows, 1).experts]]
     bound, blas = Bound(made), Blas(made)
-    ways: dict[str, tuple[Call, Callable[[list[Rows]], tuple[float, float]]]] = {
-        "compiled loops": (lambda x: compiled.topk(x, K), lambda x: shares_of_engine(compiled, x)),
+    ways: dict[str, tuple[Call, Callable[[Rows], Spent]]] = {
+        "compiled loops": (lambda x: compiled.topk(x, K), partial(spent_by_engine, compiled)),
         "ONNX Runtime sessions": (
             lambda x: sessions.topk(x, K),
-            lambda x: shares_of_engine(sessions, x),
+            partial(spent_by_engine, sessions),
         ),
-        "ONNX Runtime, IOBinding": (bound.topk, lambda x: shares_of_grouped(bound, x)),
-        "numpy, BLAS": (blas.topk, lambda x: shares_of_grouped(blas, x)),
+        "ONNX Runtime, IOBinding": (bound.topk, partial(spent_by_grouped, bound)),
+        "numpy, BLAS": (blas.topk, partial(spent_by_grouped, blas)),
     }
     expected = compiled.topk(rows[:512], K).classes
     for way in (
@@ -184,11 +192,11 @@ def main(bundle: Path, hidden: Path, rounds: int, out: Path, document: Path | No
             parts = [rows[i : i + batch] for i in range(0, len(rows) - batch + 1, batch)]
             parts = parts[: WARM_UP + max(10, 300 // batch)]
             turns = [partial(call_times, call, parts, WARM_UP) for call, _ in ways.values()]
-            for (name, (_, shares)), times in zip(
+            for (name, (_, spent)), times in zip(
                 ways.items(), in_turns(turns, rounds), strict=True
             ):
-                gate, experts = shares(parts)
                 whole = summary(times)
+                gate, experts = (share * whole["mean_us"] for share in shares(spent, parts))
                 results.append(
                     {"way": name, "batch": batch, **whole, "gate_us": gate, "experts_us": experts}
                 )
