@@ -284,6 +284,7 @@ def test_the_engine_is_swept(tmp_path: Path) -> None:
         assert all(0 <= share <= 1 for share in shares)
         assert sum(shares) == pytest.approx(1)
         assert point["resident_bytes"] > 0
+        assert 0 < point["load_seconds"] < 60
 
 
 @pytest.mark.parametrize(

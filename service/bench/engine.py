@@ -57,7 +57,9 @@ def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
     source = rows.choose(plan.hidden, rows.samples(plan.bundle), manifest.hidden_size)
     batches = {size: source.batches(size) for size in plan.batches}
     before = processes.resident_bytes([os.getpid()])
+    started = perf_counter()
     engine = Engine(bundle.read(plan.bundle), threads, backend)
+    load_seconds = perf_counter() - started
     for k, experts in product(plan.ks, plan.experts):
         engine.check(batches[max(batches)][0], k, experts)
     for hidden in batches[max(batches)]:  # what is only mapped comes into memory when it is used
@@ -74,7 +76,7 @@ def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
             "backend": backend,
         }
         point |= measure(engine, batches[batch], k, experts, plan.seconds)
-        points.append(point | {"resident_bytes": resident})
+        points.append(point | {"resident_bytes": resident, "load_seconds": load_seconds})
     bundle_bytes = sum(entry.bytes for entry in manifest.files.values())
     return Measured(source.source, bundle_bytes, points)
 

@@ -42,6 +42,7 @@ ENGINE = (
     Column("in experts", "expert_share", ".0%"),
     Column("in rest", "rest_share", ".0%"),
     Column("MB", "resident_bytes", ",.1f", 1e-6),
+    Column("load s", "load_seconds", ".2f"),
 )
 HTTP = (
     Column("batch", "batch"),
