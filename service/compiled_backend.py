@@ -31,9 +31,8 @@ class CompiledBackend(Backend):
             gate.get("bias", np.zeros(self._n_experts, np.float32)),  # [K]
         )
         weights, biases, scales = _numbers(bundle)
-        self._kernel = kernels.answer_from_floats
-        if weights.dtype == np.uint16:
-            self._kernel = kernels.answer_from_halves()
+        halves = weights.dtype == np.uint16
+        self._kernel = kernels.answer_from(np.uint16 if halves else np.float32)
         self._layer = kernels.Layer(
             *self._gate,
             weights,

@@ -472,30 +472,12 @@ def rank_experts(
     return rank(hidden, gate, gate_bias, ranked, gates) if finite(hidden) else NOT_FINITE
 
 
-@compiled(ORDERED, ANSWER)
-def answer_from_floats(
-    hidden: Floats,
-    is_ranked: bool,
-    ranked: Integers,
-    gates: Floats,
-    layer: Integers,
-    best_classes: Integers,
-    log_probs: Floats,
-    seconds: NDArray[np.float64],
-    worked: Integers,
-) -> int:
-    weights = carray(pointer(layer[WEIGHTS]), layer[N_ROWS] * hidden.shape[1], np.float32)
-    return answer(
-        hidden, is_ranked, ranked, gates, layer, weights, best_classes, log_probs, seconds, worked
-    )
-
-
 @cache
-def answer_from_halves() -> Callable[..., int]:
-    """float16 is rare, so it is compiled when a model needs it."""
+def answer_from(stored: type[np.generic]) -> Callable[..., int]:
+    """`answer` of weights stored as float32, or as float16 by their bits (uint16)."""
 
     @compiled(ORDERED, ANSWER)
-    def from_halves(
+    def from_stored(
         hidden: Floats,
         is_ranked: bool,
         ranked: Integers,
@@ -506,10 +488,13 @@ def answer_from_halves() -> Callable[..., int]:
         seconds: NDArray[np.float64],
         worked: Integers,
     ) -> int:
-        weights = carray(pointer(layer[WEIGHTS]), layer[N_ROWS] * hidden.shape[1], np.uint16)
+        weights = carray(pointer(layer[WEIGHTS]), layer[N_ROWS] * hidden.shape[1], stored)
         return answer(
             hidden, is_ranked, ranked, gates, layer, weights, best_classes, log_probs, seconds,
             worked,
         )  # fmt: skip
 
-    return from_halves
+    return from_stored
+
+
+answer_from(np.float32)  # float16 is rare, so it is compiled when a model needs it

@@ -16,7 +16,13 @@ from service.engine import BackendName, Engine
 N, D, K = 60, 12, 8
 
 
-def make_bundle(path: Path, seed: int, sizes: list[int]) -> bundle.Bundle:
+def make_bundle(
+    path: Path,
+    seed: int,
+    sizes: list[int],
+    precision: bundle.Precision = "fp32",
+    biased: bool = False,
+) -> bundle.Bundle:
     rng = np.random.default_rng(seed)
     classes = [np.sort(rng.choice(N, size, replace=False)) for size in sizes]
     return bundle.write(
@@ -27,6 +33,9 @@ def make_bundle(path: Path, seed: int, sizes: list[int]) -> bundle.Bundle:
         classes=np.concatenate(classes).astype(np.int32),
         n_classes=N,
         training=bundle.TrainingFacts(utilization=[1 / K] * K, flops_speedup=1.0),
+        gate_bias=rng.normal(size=K).astype(np.float32) if biased else None,
+        bias=rng.normal(size=sum(sizes)).astype(np.float32) if biased else None,
+        precision=precision,
     )
 
 

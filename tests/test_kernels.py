@@ -69,7 +69,7 @@ def test_arrays_of_any_kind_are_answered_without_compiling(engine: Engine) -> No
     frozen = np.frombuffer(rows.tobytes(), np.float32).reshape(6, D)
     unaligned = np.frombuffer(b"x" + rows.tobytes(), np.float32, offset=1).reshape(6, D)
     assert not frozen.flags.writeable and not unaligned.flags.aligned
-    entries = (kernels.rank_experts, kernels.answer_from_floats, scores.all_finite)
+    entries = (kernels.rank_experts, kernels.answer_from(np.float32), scores.all_finite)
     expected = engine.topk(rows, 5), engine.topk(rows, N, 2)
     for given_rows in (frozen, unaligned, np.asfortranarray(rows), rows.astype(np.float64)):
         found = engine.topk(given_rows, 5), engine.topk(given_rows, N, 2)

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from test_bundle import replace, rewrite, set_field
-from test_engine import D, K, N
+from test_engine import D, K, N, make_bundle
 
 from service import bundle, errors, graphs
 from service.bundle_files import Precision
@@ -22,21 +22,7 @@ ITEM_BYTES = {"fp32": 4, "fp16": 2, "int8": 4}
 
 def write(path: Path, precision: Precision, biased: bool = False) -> bundle.Bundle:
     """Experts of more classes than are rescored, and of fewer."""
-    rng = np.random.default_rng(3)
-    sizes = [60, 40, 0, 3, 55, 60, 30, 50]
-    classes = [np.sort(rng.choice(N, size, replace=False)) for size in sizes]
-    return bundle.write(
-        path,
-        gate=rng.normal(size=(K, D)).astype(np.float32),
-        weight=rng.normal(size=(sum(sizes), D)).astype(np.float32),
-        offsets=np.cumsum([0, *sizes]),
-        classes=np.concatenate(classes).astype(np.int32),
-        n_classes=N,
-        training=bundle.TrainingFacts(utilization=[1 / K] * K, flops_speedup=1.0),
-        gate_bias=rng.normal(size=K).astype(np.float32) if biased else None,
-        bias=rng.normal(size=sum(sizes)).astype(np.float32) if biased else None,
-        precision=precision,
-    )
+    return make_bundle(path, 3, [60, 40, 0, 3, 55, 60, 30, 50], precision, biased)
 
 
 @pytest.fixture(scope="module", params=PRECISIONS)

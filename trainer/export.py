@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -162,21 +163,15 @@ def check_parity(
     layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32], biased: bool = False
 ) -> None:
     """Refuse if the engine's answers differ from the layer's own, at several k and depths."""
-    inputs = torch.from_numpy(layer_inputs(hidden, biased))
-    for k, experts in CHECKED:
-        k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
-        expected = layer.searched(inputs, k, experts)  # [B,N]
-        answer = engine.topk(hidden, k, experts)
-        best = expected.topk(k, dim=1).values.numpy()
-        differences = np.abs(answer.log_probs - best)
-        if not (differences <= tolerated(answer.log_probs)).all():
+    for k, experts, log_probs, best, scores in _beside(layer, engine, hidden, biased):
+        differences = np.abs(log_probs - best)
+        if not (differences <= tolerated(log_probs)).all():
             raise ParityFailed(
                 f"The bundle's log-probabilities differ from the layer's by up to"
                 f" {differences.max():.2g} at k={k}, experts={experts}; nothing was exported."
             )
         # Near-ties may change places, but each class named must have the score it is given.
-        scores = np.take_along_axis(expected.numpy(), answer.classes, axis=1)  # [B,k]
-        wrong = ~(np.abs(scores - answer.log_probs) <= tolerated(answer.log_probs))
+        wrong = ~(np.abs(scores - log_probs) <= tolerated(log_probs))
         if wrong.any():
             raise ParityFailed(
                 f"The bundle's classes differ from the layer's in {wrong.any(1).sum()} rows"
@@ -188,14 +183,8 @@ def check_agreement(
     layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32], biased: bool = False
 ) -> None:
     """Refuse int8 experts that answer other classes than the layer in more than a few rows."""
-    inputs = torch.from_numpy(layer_inputs(hidden, biased))
-    for k, experts in CHECKED:
-        k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
-        expected = layer.searched(inputs, k, experts)  # [B,N]
-        answer = engine.topk(hidden, k, experts)
-        best = expected.topk(k, dim=1).values.numpy()
-        scores = np.take_along_axis(expected.numpy(), answer.classes, axis=1)  # [B,k]
-        if not (np.abs(scores - answer.log_probs) <= INT8_TOLERANCE * (1 + np.abs(scores))).all():
+    for k, experts, log_probs, best, scores in _beside(layer, engine, hidden, biased):
+        if not (np.abs(scores - log_probs) <= INT8_TOLERANCE * (1 + np.abs(scores))).all():
             raise ParityFailed(
                 f"The bundle's log-probabilities differ from the layer's by more than int8 explains"
                 f" at k={k}, experts={experts}; nothing was exported."
@@ -207,6 +196,21 @@ def check_agreement(
                 f"int8 experts answer as the layer does in {agreement:.2%} of the rows at k={k},"
                 f" experts={experts}; {INT8_AGREEMENT:.1%} are needed, so nothing was exported."
             )
+
+
+def _beside(
+    layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32], biased: bool
+) -> Iterator[tuple[int, int, Floats, Floats, Floats]]:
+    """k, experts searched, and [B,k] log-probabilities: of the engine's answers by the engine, of
+    the layer's own best, and of the engine's answers by the layer."""
+    inputs = torch.from_numpy(layer_inputs(hidden, biased))
+    for k, experts in CHECKED:
+        k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
+        expected = layer.searched(inputs, k, experts)  # [B,N]
+        answer = engine.topk(hidden, k, experts)
+        best = expected.topk(k, dim=1).values.numpy()
+        scores = np.take_along_axis(expected.numpy(), answer.classes, axis=1)
+        yield k, experts, answer.log_probs, best, scores
 
 
 def tolerated(log_probs: Floats) -> Floats:
