@@ -1,0 +1,20 @@
+"""Names for requests: the client's own, if it sent one that is fit to be logged, or a new one."""
+
+import itertools
+import os
+import re
+
+HEADER = b"x-request-id"
+FIT = re.compile(rb"[!-~]{1,128}")
+
+_process = os.urandom(6).hex()
+_numbers = itertools.count(1)
+
+
+def new() -> bytes:
+    """Unique without asking the system: a random name for the process, then a number."""
+    return b"%s-%x" % (_process.encode(), next(_numbers))
+
+
+def accepted(sent: bytes | None) -> bytes:
+    return sent if sent is not None and FIT.fullmatch(sent) else new()
