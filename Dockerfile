@@ -92,9 +92,8 @@ COPY --from=project /models /models
 USER 10001:10001
 EXPOSE 8000
 CMD ["serve"]
-# http.client rather than urllib, which would follow a proxy set in the environment.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; connection = http.client.HTTPConnection('127.0.0.1', int(os.environ['DSS_PORT']), timeout=2); connection.request('GET', '/readyz'); sys.exit(connection.getresponse().status != 200)"]
+    CMD ["python", "-m", "service.probe"]
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="doubly-sparse-softmax" \

@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test check format bench bench-http demo figures
+.PHONY: install serve test kserve check format bench bench-http demo figures
 
 install: $(VENV)/.serve
 
@@ -17,7 +17,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(INSTALL) --editable '.[train,baselines,dev]'
+	$(INSTALL) --editable '.[train,baselines,otel,dev]'
 	touch $@
 
 serve: $(VENV)/.serve
@@ -25,6 +25,15 @@ serve: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses 2
+
+# kserve's client, which needs older libraries than this project, against a real server.
+kserve: $(VENV)/.dev $(VENV)-kserve/.done
+	KSERVE_PYTHON=$(VENV)-kserve/bin/python $(BIN)/pytest tests/test_kserve.py
+
+$(VENV)-kserve/.done:
+	$(PYTHON) -m venv $(VENV)-kserve
+	$(VENV)-kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
+	touch $@
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

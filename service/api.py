@@ -1,14 +1,17 @@
 """The routes."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 from prometheus_client import generate_latest
 
 from service import health, openapi, schemas
+from service.codecs import InvalidField, UnknownField
+from service.json_bodies import read_object
 from service.model import Model
-from service.repository import Entry
+from service.repository import Entry, ModelNotFound
 from service.state import State
 
 
@@ -53,6 +56,26 @@ def _add_models(app: FastAPI, state: State) -> None:
         """One model."""
         return _model_info(state, repository.entry(name))
 
+    label_responses = openapi.problem_responses(400, 401, 403, 404, 408, 409, 413, 422, 503, 504)
+
+    @app.put(
+        "/models/{name}/labels/{label}",
+        tags=["models"],
+        responses=label_responses,
+        openapi_extra=openapi.json_body(schemas.LabelRequest),
+    )
+    async def set_label(name: str, label: str, request: Request) -> schemas.ModelInfo:
+        """Point a label at a version, which is loaded if it must be."""
+        asked = await read_object(request, state)
+        await state.keeper.set_label(name, label, _asked_version(asked))
+        return _model_info(state, repository.entry(name))
+
+    @app.delete("/models/{name}/labels/{label}", tags=["models"], responses=label_responses)
+    async def remove_label(name: str, label: str) -> schemas.ModelInfo:
+        """Remove a label."""
+        await state.keeper.remove_label(name, label)
+        return _model_info(state, repository.entry(name))
+
     @app.get(
         "/models/{name}/experts", tags=["models"], responses=openapi.problem_responses(404, 503)
     )
@@ -61,18 +84,56 @@ def _add_models(app: FastAPI, state: State) -> None:
         return _experts(repository.get(name))
 
 
+def _asked_version(asked: dict[str, Any]) -> int:
+    version = asked.pop("version", None)
+    for name in asked:
+        raise UnknownField(f"There is no field {name[:64]!r} here.")
+    if type(version) is not int or version < 1:
+        raise InvalidField("'version' must be the number of a version.")
+    return version
+
+
 def _model_info(state: State, entry: Entry) -> schemas.ModelInfo:
-    newest = entry.newest
+    chosen = entry.chosen
     return schemas.ModelInfo(
         name=entry.name,
-        default=entry.name == state.repository.default_name,
-        version=newest.version if newest else None,
+        default=_is_default(state, entry),
+        version=chosen.version if chosen else None,
         versions=[_version_info(model) for model in entry.versions.values()],
         refused=[
             schemas.RefusedVersion(version=version, reason=reason)
             for version, reason in entry.refused.items()
         ],
+        found=[
+            _found(entry, version, state.repository.loading)
+            for version in state.repository.listed(entry)
+        ],
+        labels=dict(entry.labels),
+        label_problems=dict(entry.label_problems),
     )
+
+
+def _is_default(state: State, entry: Entry) -> bool:
+    try:
+        return entry.name == state.repository.default_name
+    except ModelNotFound:  # nothing is loaded
+        return False
+
+
+def _found(entry: Entry, version: int, loading: tuple[str, int] | None) -> schemas.FoundVersion:
+    reason = entry.refused.get(version)
+    if version in entry.versions:
+        if version in entry.gone:
+            reason = "Its folder is gone."
+        elif reason is not None:
+            reason = f"Its bundle was replaced, and the new one refused: {reason}"
+        return schemas.FoundVersion(version=version, state="loaded", reason=reason)
+    if (entry.name, version) == loading:
+        return schemas.FoundVersion(version=version, state="loading")
+    if reason is not None:
+        return schemas.FoundVersion(version=version, state="refused", reason=reason)
+    reason = "The model was unloaded." if entry.unloaded else None
+    return schemas.FoundVersion(version=version, state="not loaded", reason=reason)
 
 
 def _version_info(model: Model) -> schemas.VersionInfo:
@@ -123,8 +184,7 @@ def _add_operations(app: FastAPI, state: State) -> None:
 
     @app.get("/livez", tags=["operations"], responses=not_ok)
     async def livez() -> schemas.Health:
-        """Fails when only a restart helps."""
-        health.check_live(state)
+        """Answered as long as the event loop runs."""
         return schemas.Health()
 
     @app.get("/readyz", tags=["operations"], responses=not_ok)

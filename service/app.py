@@ -6,24 +6,52 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service import api, hot, openapi, problems, v2
+from service import (
+    api,
+    cors,
+    cpus,
+    docs_page,
+    exchange,
+    hot,
+    logs,
+    openapi,
+    problems,
+    roster,
+    snapshots,
+    v2_models,
+    v2_repository,
+    v2_settings,
+    watch,
+)
+from service.access import Access
+from service.board import Board, PrivateBoard, SharedBoard
+from service.bookkeeper import bookkeeper
 from service.edge import Edge
 from service.engine import Engine
 from service.errors import DSSError
+from service.gate import Gate
 from service.hot import TopKPath
+from service.keeper import Keeper
+from service.log_level import LogLevel
 from service.metrics import Metrics
 from service.model import EngineFactory, open_model
 from service.protocol import HotProtocol, protocol
 from service.repository import Repository
+from service.security_headers import SecurityHeaders
 from service.settings import Settings
+from service.snapshots import SharedSnapshots, Snapshot
 from service.state import State
+from service.tls import Tls
 from service.v2 import InferPath
+from service.versions import Loader
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +62,28 @@ class Application(FastAPI):
     topk: TopKPath
     infer: InferPath
     protocol: type[HotProtocol]  # for uvicorn's `http`
+    tls: Tls | None
+    log_level: LogLevel
+    outermost: ASGIApp  # `answer`, or CORS around it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.outermost(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             place = hot.place(scope["path"])
             if place is not None:
                 path = self.topk if place.native else self.infer
-                await path(place, scope, receive, send)
+                await exchange.answer(path, place, scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
+
+    async def refresh(self, *, now: bool = False) -> None:
+        """Read keys and certificates again, if their files have changed or in any case."""
+        self.log_level.follow()
+        await self.state.service.access.refresh(now=now)
+        if self.tls is not None:
+            await self.tls.refresh(now=now)
 
 
 def create_app(
@@ -50,17 +91,24 @@ def create_app(
     registry: CollectorRegistry | None = None,
     engine_factory: EngineFactory | None = None,
     metrics: Metrics | None = None,
+    shared: Path | None = None,
 ) -> Application:
+    """`shared` is a folder that the workers of one server have in common."""
     if registry is None:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
     if metrics is None:
         metrics = Metrics(registry)
     if engine_factory is None:
-        engine_factory = partial(Engine, backend=settings.engine.backend)
-    opener = partial(open_model, settings=settings, metrics=metrics, engine_factory=engine_factory)
-    repository = Repository(settings.models, opener, settings.default_model)
-    state = State(settings, metrics, repository)
+        engine_factory = partial(
+            Engine, backend=settings.engine.backend, cpus=cpus.share(settings.workers)
+        )
+    repository = Repository(settings.default_model)
+    keeper = _keeper(settings, metrics, repository, engine_factory, shared)
+    access = Access(settings.access, metrics.denied, metrics.keys_reload_failed.set)
+    journal = bookkeeper(settings)
+    logs.count_dropped(metrics.log_lines_dropped)
+    state = State(settings, metrics, repository, keeper, access, journal)
 
     app = Application(
         title="Doubly sparse softmax",
@@ -68,43 +116,82 @@ def create_app(
         lifespan=_lifespan,
         redirect_slashes=False,
         redoc_url=None,
+        docs_url=None,
         swagger_ui_oauth2_redirect_url=None,
+        # It would trace its own routes beside us; the journal traces all of them.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = state
-    app.add_middleware(Edge, metrics=metrics)
+    app.log_level = LogLevel(metrics.cells)
+    app.tls = Tls(settings.tls, metrics.tls_reload_failed.set) if settings.tls.cert else None
+    crossing = cors.options(settings.cors)
+    app.outermost = app.answer if crossing is None else CORSMiddleware(app.answer, **crossing)
+    app.add_middleware(Gate, access=access)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(Edge, metrics=metrics, journal=journal)
     problems.add_handlers(app)
     app.topk, app.infer = TopKPath(state), InferPath(state)
-    app.protocol = protocol(app.topk, app.infer, settings.limits.max_body_bytes)
+    repository.on_switch += [app.topk.refresh, app.infer.refresh]
+    app.protocol = protocol(app.topk, app.infer)
     api.add_routes(app, state)
-    v2.add_routes(app, state)
+    v2_models.add_routes(app, state)
+    v2_repository.add_routes(app, state)
+    v2_settings.add_routes(app, state, app.log_level)
+    docs_page.add_routes(app)
     _document(app, state)
     return app
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: Application) -> AsyncIterator[None]:
     """Models are loaded beside the server, so that /livez answers from the first moment."""
     state: State = app.state.service
-    loading = asyncio.create_task(_load(state))
+    keeping = asyncio.create_task(_keep(state))
+    watching = asyncio.create_task(watch.forever(app.refresh))
     yield
+    watching.cancel()
     state.draining = True
-    await loading
-    await state.repository.close()
+    state.keeper.stop()
+    await keeping
+    await state.keeper.close()
+    await asyncio.to_thread(state.journal.close)
 
 
-async def _load(state: State) -> None:
+def _keeper(
+    settings: Settings,
+    metrics: Metrics,
+    repository: Repository,
+    engine_factory: EngineFactory,
+    shared: Path | None,
+) -> Keeper:
+    if shared is None:
+        board: Board = PrivateBoard()
+        snapshot: Snapshot = snapshots.private
+    else:
+        board = SharedBoard(shared, metrics.cells, partial(roster.read, shared))
+        snapshot = SharedSnapshots(shared / "snapshots")
+    opener = partial(
+        open_model,
+        settings=settings,
+        metrics=metrics,
+        engine_factory=engine_factory,
+        snapshot=snapshot,
+    )
+    loader = Loader(opener, repository, metrics, settings.repository.keep_versions)
+    return Keeper(
+        settings.models, repository, loader, board, metrics, settings.repository.poll_seconds
+    )
+
+
+async def _keep(state: State) -> None:
     try:
-        await asyncio.to_thread(state.repository.load)
+        await state.keeper.run()
     except DSSError as error:
         logger.error("%s", error)
         state.load_failed = True
     except Exception:
         logger.exception("Loading the models failed.")
         state.load_failed = True
-    else:
-        for entry in state.repository.catalog.entries.values():
-            for refused in entry.refused:
-                state.metrics.refused_bundles.labels(entry.name, str(refused)).set(1)
 
 
 def _document(app: FastAPI, state: State) -> None:

@@ -7,7 +7,6 @@ against a list of operators before anything loads them.
 import hashlib
 import io
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service import bundle_files, errors, graph_checks, graphs
+from service import bundle_files, errors, graph_checks, graphs, snapshots
 from service.bundle_files import QUANTISED, STORED, WEIGHTS, Precision, expert_file
 from service.graphs import External, Preview
+from service.snapshots import Snapshot
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -32,6 +32,7 @@ CLASSES = "index/classes.npy"
 LABELS = "labels.txt"
 SAMPLES = "samples.npy"
 NO_CHECKSUM = "0" * 64
+QUANTISED_TYPE = np.dtype(np.int8)
 
 
 class TrainingFacts(BaseModel):
@@ -83,8 +84,8 @@ class Bundle:
     labels: tuple[str, ...] | None
     samples: NDArray[np.float32] | None  # [S,D]
     previews: tuple[graphs.PreviewSize | None, ...]  # None: the expert scores all its classes
-    # Version 1 keeps its matrices in the graphs. Since then they are mapped files, one matrix after
-    # the other: [D,V], or [V,D] if candidates' rows are gathered from it.
+    # Version 1 keeps its matrices in the graphs. Since then they are files, one matrix after the
+    # other: [D,V], or [V,D] if candidates' rows are gathered from it.
     weights: NDArray[np.floating[Any]] | None = None  # [R D] float32, or float16
     quantised: NDArray[np.int8] | None = None  # [R D] always [V,D] by [V,D]
 
@@ -149,18 +150,16 @@ def flops_speedup(n_classes: int, costs: Sequence[float], utilization: Sequence[
 # --- reading ---------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Bundle:
-    """Read and verify a bundle; every way it can be wrong is a BundleError of its own."""
+def read(path: Path, snapshot: Snapshot = snapshots.private) -> Bundle:
+    """Read and verify a bundle; every way it can be wrong is a BundleError of its own.
+
+    Nothing of it stays open: what becomes of the files afterwards changes no answer.
+    """
     manifest = read_manifest(path)
     files = {
         name: _read_file(path, name, entry)
         for name, entry in manifest.files.items()
         if not name.endswith(".bin")
-    }
-    mapped = {
-        PurePosixPath(name).name: _map_file(path, name, entry)
-        for name, entry in manifest.files.items()
-        if name.endswith(".bin")
     }
     offsets, classes = _read_index(files, manifest)
     gate = graph_checks.gate_signature(manifest.n_experts, manifest.hidden_size)
@@ -180,6 +179,12 @@ def read(path: Path) -> Bundle:
             preview = graph_checks.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
         previews.append(preview)
+    # Last, because they are large: nothing is copied for a bundle that is wrong in small things.
+    copied = {
+        name: _copied_file(path, name, entry, snapshot)
+        for name, entry in manifest.files.items()
+        if name.endswith(".bin")
+    }
     return Bundle(
         path=path,
         manifest=manifest,
@@ -190,8 +195,8 @@ def read(path: Path) -> Bundle:
         labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
-        weights=_numbers(mapped, WEIGHTS, STORED[manifest.precision][1], manifest),
-        quantised=_numbers(mapped, QUANTISED, np.dtype(np.int8), manifest),
+        weights=_numbers(copied, WEIGHTS, STORED[manifest.precision][1]),
+        quantised=_numbers(copied, QUANTISED, QUANTISED_TYPE),
     )
 
 
@@ -211,27 +216,16 @@ def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
     }
 
 
-def _map_file(folder: Path, name: str, entry: FileEntry) -> memoryview:
-    """A file's bytes where the system keeps them: processes that map it share them."""
-    file = _checked_file(folder, name, entry)
-    if not entry.bytes:
-        return memoryview(b"")
-    with file.open("rb") as stream:
-        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-    if _sha256(content) != entry.sha256:
-        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
-    return content
+def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) -> memoryview:
+    """A large file's bytes in memory that processes may share, and that nobody can change."""
+    return snapshot(_checked_file(folder, name, entry), entry.bytes, entry.sha256)
 
 
 def _numbers(
-    mapped: dict[str, memoryview], name: str, dtype: np.dtype[Any], manifest: Manifest
+    copied: dict[str, memoryview], name: str, dtype: np.dtype[Any]
 ) -> NDArray[Any] | None:
-    if name not in mapped:
-        return None
-    expected = sum(manifest.expert_sizes) * manifest.hidden_size * dtype.itemsize
-    if len(mapped[name]) != expected:
-        raise errors.ShapeWrong(f"experts/{name} has {len(mapped[name])} bytes, not {expected}.")
-    return np.frombuffer(mapped[name], dtype)
+    content = copied.get(f"experts/{name}")
+    return None if content is None else np.frombuffer(content, dtype)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -261,6 +255,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
     _check_counts(manifest)
     _check_file_set(manifest)
+    _check_matrix_sizes(manifest)
     return manifest
 
 
@@ -298,6 +293,17 @@ def _check_file_set(manifest: Manifest) -> None:
     for name in sorted(expected ^ manifest.files.keys()):
         problem = "does not list" if name in expected else "lists the unexpected file"
         raise errors.FileSetWrong(f"{MANIFEST} {problem} {name!r}.")
+
+
+def _check_matrix_sizes(manifest: Manifest) -> None:
+    numbers = sum(manifest.expert_sizes) * manifest.hidden_size
+    stored = {WEIGHTS: STORED[manifest.precision][1], QUANTISED: QUANTISED_TYPE}
+    for name, dtype in stored.items():
+        entry = manifest.files.get(f"experts/{name}")
+        if entry is not None and entry.bytes != numbers * dtype.itemsize:
+            raise errors.ShapeWrong(
+                f"experts/{name} has {entry.bytes} bytes, not {numbers * dtype.itemsize}."
+            )
 
 
 def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:

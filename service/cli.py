@@ -13,6 +13,12 @@ import click
 from service.errors import DSSError
 
 ENTRY_POINTS = "dss.commands"
+SECTIONS = {  # flags of `dss serve` that are settings of a section
+    "keys_file": ("access", "keys_file"),
+    "tls_cert": ("tls", "cert"),
+    "tls_key": ("tls", "key"),
+    "tls_ca": ("tls", "ca"),
+}
 EXTRA = "doubly-sparse-softmax[train]"
 
 
@@ -78,10 +84,18 @@ def cli() -> None:
 @click.option("--default-model", help="Which model POST /topk asks [the first by name].")
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=int, help="Port to listen on [8000].")
-@click.option("--workers", type=int, help="Processes that answer [1].")
+@click.option("--workers", help="Processes that answer, or auto: one for each CPU [1].")
 @click.option("--log-level", help="debug, info, warning or error [info].")
 @click.option("--log-format", help="text or json [text].")
 @click.option("--drain-seconds", type=float, help="Answer this long after SIGTERM [3].")
+@click.option("--keys-file", type=click.Path(path_type=Path), help="TOML file of API keys.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM: speak TLS.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
+@click.option(
+    "--tls-ca",
+    type=click.Path(path_type=Path),
+    help="CA certificates, PEM: clients must show a certificate signed by one of them.",
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -90,10 +104,13 @@ def cli() -> None:
 )
 def serve(config: Path | None, **flags: object) -> None:
     """Answer top-k requests over HTTP."""
-    from service import settings
+    from service import access, keys, settings, tls
 
-    given = {name: value for name, value in flags.items() if value is not None}
-    loaded = settings.load(given, config)
+    loaded = settings.load(_nested(flags), config)
+    # What cannot be used is refused here, in one sentence, rather than by each worker.
+    keys.KeyRing(access.configured(loaded.access))
+    if loaded.tls.cert is not None:
+        tls.make_context(loaded.tls)
     if loaded.workers > 1:
         from service import workers  # a supervisor stays small: it imports no server
 
@@ -102,6 +119,42 @@ def serve(config: Path | None, **flags: object) -> None:
         from service import server
 
         server.serve(loaded)
+
+
+def _nested(flags: dict[str, object]) -> dict[str, object]:
+    """The flags that were given, those of a section under its name."""
+    given: dict[str, object] = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        section, part = SECTIONS.get(name, (None, name))
+        inner = given if section is None else given.setdefault(section, {})
+        assert isinstance(inner, dict)  # noqa: S101
+        inner[part] = value
+    return given
+
+
+@cli.group(name="keys")
+def keys_group() -> None:
+    """API keys for a server's key file."""
+
+
+@keys_group.command(name="new")
+@click.option("--name", required=True, help="Who will use it; shown in logs.")
+@click.option(
+    "--scopes",
+    type=click.Choice(["query", "admin"]),
+    multiple=True,
+    default=["query"],
+    show_default=True,
+)
+def new_key(name: str, scopes: tuple[str, ...]) -> None:
+    """Make a key. Its entry for the key file goes to stdout, the key itself to stderr."""
+    from service import keys
+
+    token = keys.new()
+    click.echo(keys.entry(name, token, scopes))
+    click.echo(f"The key, which is shown only now:\n{token}", err=True)
 
 
 BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))

@@ -84,10 +84,8 @@ class Source:
 # --- which codec -----------------------------------------------------------------------------
 
 
-def request_type(content_type: str | None, content_encoding: str | None) -> str:
+def request_type(content_type: str | None) -> str:
     """The media type of a body, if it is one that can be read."""
-    if (content_encoding or "identity").lower() != "identity":
-        raise UnsupportedMediaType("The body must be sent without a Content-Encoding.")
     if content_type in MEDIA_TYPES:
         return content_type
     media_type = (content_type or "").partition(";")[0].strip().lower()
@@ -107,6 +105,11 @@ def answer_type(accept: str | None) -> str:
     if not qualities[best]:
         raise NotAcceptable(f"An answer can be {JSON} or {NPY}; the Accept header allows neither.")
     return best
+
+
+def joined(before: bytes | None, value: bytes) -> bytes:
+    """A header's value, which may come in parts."""
+    return value if before is None else before + b"," + value
 
 
 def _quality(media_type: str, accept: str) -> float:
@@ -145,7 +148,7 @@ def decode_npy(body: bytes, query_string: bytes) -> Query:
     """A .npy body, with k and experts in the query string."""
     known = len(query_string) <= SHORT
     k, experts = _known_counts(query_string) if known else _counts(query_string)
-    return Query(_float32(npy.read(body)), k, experts)
+    return Query(float32(npy.read(body)), k, experts)
 
 
 def _counts(query_string: bytes) -> tuple[int | None, int]:
@@ -243,7 +246,7 @@ def _not_a_number(number: int, row: list[Any]) -> NotANumber:
     return NotANumber(f"inputs[{number}][{place}] must be a number, not {_kind(value)}.")
 
 
-def _float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+def float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     if values.dtype == FLOAT32:
         # Aligned, because a header of odd length leaves the data at an odd address.
         return values if values.flags.aligned else values.copy()

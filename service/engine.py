@@ -21,14 +21,21 @@ FLOAT32 = np.dtype(np.float32)
 class Engine:
     """Answers top-k queries; safe to call from several threads."""
 
-    def __init__(self, bundle: Bundle, threads: int = 1, backend: BackendName = "auto") -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int | None = 1,
+        backend: BackendName = "auto",
+        cpus: int = 1,
+    ) -> None:
+        """No number of threads: what suits the backend, if it may use so many CPUs."""
         manifest = bundle.manifest
         self.n_classes = manifest.n_classes
         self.hidden_size = manifest.hidden_size
         self.n_experts = manifest.n_experts
         self.expert_sizes = tuple(manifest.expert_sizes)
         self.n_reachable = len(np.unique(bundle.classes))
-        self._backend = make_backend(bundle, threads, backend)
+        self._backend = make_backend(bundle, threads, backend, cpus)
 
     def check(self, hidden: NDArray[Any], k: int, experts: int = 1) -> None:
         """Raise the QueryError that `topk` would."""
@@ -61,13 +68,13 @@ class Engine:
         return hidden
 
 
-def make_backend(bundle: Bundle, threads: int, name: BackendName) -> Backend:
+def make_backend(bundle: Bundle, threads: int | None, name: BackendName, cpus: int = 1) -> Backend:
     """By default compiled loops, but for approximated experts, which only ONNX Runtime runs."""
     approximated = any(preview is not None for preview in bundle.previews)
     if name == "onnx" or (name == "auto" and approximated):
         from service.onnx_backend import OnnxBackend
 
-        return OnnxBackend(bundle, threads)
+        return OnnxBackend(bundle, threads or cpus)
     from service.compiled_backend import CompiledBackend
 
-    return CompiledBackend(bundle, threads)
+    return CompiledBackend(bundle, threads or 1)

@@ -13,6 +13,14 @@ class NotStarted(DSSError):
     """The server cannot start; the log has said why, most often that the port is taken."""
 
 
+class NotSupported(DSSError):
+    """A protocol has it, and this server does not."""
+
+
+class BeyondHelp(DSSError):
+    """The server ended by itself, because only a restart helps."""
+
+
 class QueryError(DSSError):
     """The arrays of a query are wrong; nothing was computed."""
 
@@ -85,6 +93,10 @@ class FileSizeWrong(BundleError):
     pass
 
 
+class FileUnreadable(BundleError):
+    """The system refuses to read a file, or has no memory for it."""
+
+
 class ChecksumWrong(BundleError):
     pass
 
@@ -115,6 +127,10 @@ class GraphMalformed(BundleError):
 
 class GraphForbidden(BundleError):
     pass
+
+
+class AnswersNotFinite(BundleError):
+    """A bundle that is whole, but whose numbers are of no use."""
 
 
 class ParityFailed(BundleError):

@@ -1,21 +1,16 @@
-"""Three probes with three meanings: restart me, send me requests, I have finished starting."""
+"""Three probes with three meanings: the event loop runs, send me requests, starting is over.
+
+Whoever answers a probe is alive, so /livez asks nothing more: a process that only a restart would
+help ends itself (see `server.py`).
+"""
 
 from service.errors import DSSError
-from service.repository import Loading
+from service.repository import Loading, ModelNotFound, VersionNotFound
 from service.state import State
 
 
 class NotReady(DSSError):
     pass
-
-
-def check_live(state: State) -> None:
-    """Fails when only a restart helps: an engine's thread has died."""
-    if not state.repository.loaded:
-        return
-    for model in state.repository.catalog.models():
-        if not model.batcher.alive:
-            raise NotReady(f"The engine of model {model.name}/{model.version} has died.")
 
 
 def check_started(state: State) -> None:
@@ -31,16 +26,27 @@ def check_started(state: State) -> None:
 
 
 async def check_ready(state: State) -> None:
-    """Fails while requests should go elsewhere: loading, draining, or an engine that fails."""
+    """Fails while requests should go elsewhere: loading, draining, or a default model that does
+    not answer a row. Other models are asked by /v2/models/{name}/ready."""
     check_started(state)
     if state.draining:
         raise NotReady("The server is shutting down.")
-    models = list(state.repository.catalog.models())
-    if not models:
-        raise NotReady("No model is loaded.")
-    default = state.repository.default_name
-    if not any(model.name == default for model in models):
-        raise NotReady(f"The default model {default!r} is not loaded.")
-    for model in models:
-        if not await model.batcher.healthy():
-            raise NotReady(f"The engine of model {model.name}/{model.version} fails.")
+    try:
+        model = state.repository.get()
+    except (ModelNotFound, VersionNotFound) as error:
+        raise NotReady(str(error)) from None
+    if not await model.batcher.healthy():
+        raise NotReady(f"The engine of model {model.name}/{model.version} fails.")
+
+
+def beyond_help(state: State) -> str | None:
+    """Why only a restart helps, if so: the default model has lost thread after thread."""
+    if not state.repository.loaded:
+        return None
+    try:
+        model = state.repository.get()
+    except (ModelNotFound, VersionNotFound):
+        return None
+    if model.batcher.alive:
+        return None
+    return f"The engine of model {model.name}/{model.version} is beyond help."

@@ -1,34 +1,30 @@
-"""The paths that answer top-k: plain ASGI, because a framework's route costs more than an expert.
+"""The paths that answer top-k: what their heads, bodies and answers mean, and which model they ask.
 
-They stand before the application; FastAPI declares the same routes for its document only. What a
-path, some headers or a model come to is worked out once and kept.
+They stand before the application, because a framework's route costs more than an expert; FastAPI
+declares the same routes for its document only. What a path, some headers or a model come to is
+worked out once and kept. How a request goes from step to step is in `exchange.py`.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from service import codecs, limits, problems
+from service import codecs, compression, limits
 from service.batcher import Answered
 from service.codecs import Decoder, Encoder
-from service.errors import DSSError, NotFinite
+from service.compression import Coding
+from service.errors import NotFinite
 from service.metrics import HttpCell
 from service.model import Model
 from service.repository import Catalog
 from service.state import State
 
-logger = logging.getLogger(__name__)
-
 FORMATS_KEPT = 256
+TARGETS_KEPT = 1024  # clients choose how they spell a version or label
 
 Header = tuple[bytes, bytes]
 
@@ -59,6 +55,7 @@ class Asked(NamedTuple):
     experts: int
     media_type: str  # what the rows came as
     wish: Any  # what the path needs to encode the answer
+    seconds: float | None = None  # how long the client will wait, if its body says so
 
 
 DEFAULT = Place(True, "/topk", None, None)
@@ -86,8 +83,7 @@ class HotPath(ABC, Generic[HeadT]):
     """How a request is answered, whatever its protocol."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self._limits = state.settings.limits
+        self.state = state
         self._catalog: Catalog | None = None
         self._targets: dict[Place, Target] = {}  # of the catalog
 
@@ -102,47 +98,27 @@ class HotPath(ABC, Generic[HeadT]):
         self, head: HeadT, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]: ...
 
-    async def __call__(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
-        arrived = perf_counter()
-        found = ""
-        try:
-            target = self.target(place)
-            found = target.model.name
-            headers = scope["headers"]
-            head = self.read_head(headers, scope["query_string"])
-            body = limits.read_body(receive, _announced(headers), self._limits)
-            if not isinstance(body, bytes):
-                body = await body
-            asked = self.read_body(head, body)
-            answer = self.ask(target, asked)
-            if isinstance(answer, asyncio.Future):
-                answer = await answer
-            headers, content = self.encode(head, asked, target, answer)
-        except ClientDisconnect:
-            logger.debug("A client left before its request was complete.")
-            return
-        except Exception as error:
-            await self._failure(error, place, found, scope, arrived)(scope, receive, send)
-            return
-        # Counted before it leaves, so that a client that has its answer finds it counted.
-        target.good.answered(perf_counter() - arrived)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-
-    def ask(self, target: Target, asked: Asked) -> "Answered | asyncio.Future[Answered]":
-        hidden, k, experts, media_type, _ = asked
+    def ask(
+        self, target: Target, asked: Asked, deadline: float
+    ) -> "Answered | asyncio.Future[Answered]":
+        hidden, k, experts, media_type, _, _ = asked
         model = target.model
         if k is None:
             k = model.default_k
-        limits.check(len(hidden), k, self._limits)
+        limits.check(len(hidden), k, self.state.settings.limits)
         try:
-            return model.batcher.ask(hidden, k, experts)
+            return model.batcher.ask(hidden, k, experts, deadline)
         except NotFinite:
             codecs.check_finite(hidden, media_type)
             raise
 
+    def refresh(self) -> None:
+        """Let go of a catalog that no longer serves; nobody may ask for a while."""
+        self._catalog, self._targets = None, {}
+
     def target(self, place: Place) -> Target:
-        repository = self._state.repository
+        """The model that answers now. Ask it in the same turn of the event loop."""
+        repository = self.state.repository
         catalog = repository.catalog
         if catalog is not self._catalog:
             self._catalog = catalog
@@ -154,25 +130,12 @@ class HotPath(ABC, Generic[HeadT]):
                 model,
                 (b"dss-model", model.name.encode()),
                 (b"dss-model-version", b"%d" % model.version),
-                self._state.metrics.http.cell(place.route, "POST", 200),
+                self.state.metrics.http.cell(place.route, "POST", 200),
             )
+            if len(self._targets) >= TARGETS_KEPT:
+                self._targets.clear()
             self._targets[place] = target
         return target
-
-    def _failure(
-        self, error: Exception, place: Place, model: str, scope: Scope, arrived: float
-    ) -> Response:
-        """The answer to a request that failed, counted."""
-        if isinstance(error, DSSError):
-            self._state.metrics.rejected(model, problems.reason(error))
-        try:
-            answer = problems.of_failure(error, scope)
-        except Exception:  # not one that clients may see
-            logger.error("POST %s failed.", place.route, exc_info=error)
-            answer = problems.of_unknown_failure(scope)
-        seconds = perf_counter() - arrived
-        self._state.metrics.http.answered(place.route, "POST", answer.status_code, seconds)
-        return answer
 
 
 class Format(NamedTuple):
@@ -182,9 +145,13 @@ class Format(NamedTuple):
     decode: Decoder
     encode: Encoder
     header: Header  # of the answer
+    coding: Coding | None  # of the body
+    wished: Coding | None  # of the answer
 
 
 Head = tuple[Format, bytes]  # and the query string
+# Content-Type, Content-Encoding, Accept and Accept-Encoding
+Wishes = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
 
 
 class TopKPath(HotPath[Head]):
@@ -192,24 +159,30 @@ class TopKPath(HotPath[Head]):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self._formats: dict[tuple[bytes | None, bytes | None, bytes | None], Format] = {}
+        self._formats: dict[Wishes, Format] = {}
 
     def read_head(self, headers: Iterable[Header], query_string: bytes) -> Head:
-        content_type = content_encoding = accept = None
+        content_type = content_encoding = accept = accept_encoding = None
         for name, value in headers:
             if name == b"content-type":
                 content_type = content_type or value
             elif name == b"accept":
-                accept = value if accept is None else accept + b"," + value
+                accept = codecs.joined(accept, value)
             elif name == b"content-encoding":
-                content_encoding = content_encoding or value
-        format_ = self._formats.get((content_type, content_encoding, accept))
+                content_encoding = codecs.joined(content_encoding, value)
+            elif name == b"accept-encoding":
+                accept_encoding = codecs.joined(accept_encoding, value)
+        wishes = (content_type, content_encoding, accept, accept_encoding)
+        format_ = self._formats.get(wishes)
         if format_ is None:
-            format_ = self._format(content_type, content_encoding, accept)
+            format_ = self._format(wishes)
         return format_, query_string
 
     def read_body(self, head: Head, body: bytes) -> Asked:
         format_, query_string = head
+        if format_.coding is not None:
+            most = self.state.settings.limits.max_body_bytes
+            body = compression.expand(body, format_.coding, most)
         hidden, k, experts = format_.decode(body, query_string)
         return Asked(hidden, k, experts, format_.media_type, None)
 
@@ -223,33 +196,29 @@ class TopKPath(HotPath[Head]):
             # The .npy answer has no other place for them.
             target.model_header,
             target.version_header,
-            (b"content-length", b"%d" % len(content)),
             format_.header,
         ]
+        if format_.wished is not None:
+            content = compression.compressed(content, format_.wished, headers)
+        headers.append((b"content-length", b"%d" % len(content)))
         return headers, content
 
-    def _format(
-        self, content_type: bytes | None, content_encoding: bytes | None, accept: bytes | None
-    ) -> Format:
+    def _format(self, wishes: Wishes) -> Format:
+        content_type, content_encoding, accept, accept_encoding = wishes
         answer_type = codecs.answer_type(_text(accept))
-        request_type = codecs.request_type(_text(content_type), _text(content_encoding))
+        request_type = codecs.request_type(_text(content_type))
         format_ = Format(
             request_type,
             codecs.DECODERS[request_type],
             codecs.ENCODERS[answer_type],
             (b"content-type", answer_type.encode()),
+            compression.of_body(content_encoding),
+            compression.wished(accept_encoding),
         )
         if len(self._formats) >= FORMATS_KEPT:
             self._formats.clear()
-        self._formats[content_type, content_encoding, accept] = format_
+        self._formats[wishes] = format_
         return format_
-
-
-def _announced(headers: Iterable[Header]) -> bytes | None:
-    for name, value in headers:
-        if name == b"content-length":
-            return value
-    return None
 
 
 def _text(value: bytes | None) -> str | None:

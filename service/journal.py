@@ -6,6 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class Wanted(NamedTuple):
+    """What shall be kept of a request. Decided once: the event carries it."""
+
+    logged: bool
+    trace_id: int  # 0: without a trace
+
+
 class Event(NamedTuple):
     """One request, answered or not. Moments are of `perf_counter`; 0.0 is one never reached."""
 
@@ -32,6 +39,8 @@ class Event(NamedTuple):
     computed: float = 0.0  # its end
     gate_seconds: float = 0.0  # of that call
     expert_seconds: float = 0.0
+    path: str = ""  # as the client wrote it; empty if nobody kept it
+    wanted: Wanted | None = None  # what the journal said; None: it was not asked yet
 
 
 class Journal(Protocol):
@@ -39,12 +48,52 @@ class Journal(Protocol):
     def watching(self) -> bool:
         """Whether good answers are of interest; failures with status 5xx always are."""
 
+    @property
+    def tracing(self) -> bool:
+        """Whether there are traces."""
+
+    def wanted(
+        self,
+        status: int,
+        seconds: float,
+        traceparent: str | bytes | None = None,
+        tracestate: str | bytes | None = None,
+    ) -> Wanted | None:
+        """What shall be kept of a request with this outcome; None, most often, is nothing.
+
+        Ask before the work of making an event, once for each request, since asking counts it, and
+        put what it says into the event:
+
+            wanted = journal.wanted(status, seconds, traceparent, tracestate)
+            if wanted is not None:
+                journal.finished(Event(..., wanted=wanted))
+        """
+
     def finished(self, event: Event) -> None:
-        """Called on the event loop, after the answer has been handed to the connection."""
+        """Called on the event loop, when the answer is handed to the connection.
+
+        An event that does not say what is wanted is sampled here.
+        """
+
+    def close(self) -> None:
+        """Write what is still kept in memory; waits for a moment at most."""
 
 
 class NoJournal:
-    watching = False
+    watching = tracing = False
+
+    def wanted(
+        self,
+        status: int,
+        seconds: float,
+        traceparent: str | bytes | None = None,
+        tracestate: str | bytes | None = None,
+    ) -> Wanted | None:
+        del status, seconds, traceparent, tracestate
+        return None
 
     def finished(self, event: Event) -> None:
+        pass
+
+    def close(self) -> None:
         pass

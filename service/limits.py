@@ -1,7 +1,7 @@
 """Holds a request to the limits: while its body arrives, and once its arrays are known."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator, MutableMapping
 from types import coroutine
 from typing import Any
 
@@ -28,8 +28,28 @@ class TooManyAnswers(DSSError):
     """Rows times k: the answer would be too large."""
 
 
+class TooManyBytes(DSSError):
+    """Other clients' bodies and answers take up all the room there is."""
+
+
+class Budget:
+    """Bytes that connections hold together: bodies on their way in, answers not yet read."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        if self.taken + size > self.most:  # also by answers, which are counted when they are there
+            raise TooManyBytes("The server holds as many bytes as it may; try again soon.")
+        self.taken += size
+
+    def give_back(self, size: int) -> None:
+        self.taken -= size
+
+
 def read_body(
-    receive: Receive, announced: bytes | None, limits: Limits
+    receive: Receive, announced: bytes | None, limits: Limits, budget: Budget
 ) -> bytes | Coroutine[Any, Any, bytes]:
     """The body, or what to await for it if it has not arrived together with its head.
 
@@ -44,38 +64,39 @@ def read_body(
     except StopIteration as arrived:
         message = arrived.value
         if message.get("more_body", False) or message["type"] != "http.request":
-            return _rest(_given(message), receive, limits)
+            return _rest(message, receive, limits, budget)
         body: bytes = message.get("body", b"")
         if len(body) > most:
             raise _too_large(limits) from None
         return body
-    return _rest(_resumed(step, pending), receive, limits)
+    return _rest(_resumed(step, pending), receive, limits, budget)
 
 
-async def _rest(first: Awaitable[Message], receive: Receive, limits: Limits) -> bytes:
+async def _rest(
+    first: Message | Awaitable[Message], receive: Receive, limits: Limits, budget: Budget
+) -> bytes:
     """The chunks from the first on, as long as they come in time."""
     chunks = []
     size = 0
     try:
         async with asyncio.timeout(limits.body_seconds):
-            message = await first
+            message = first if isinstance(first, MutableMapping) else await first
             while True:
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > limits.max_body_bytes:
+                if size + len(chunk) > limits.max_body_bytes:
                     raise _too_large(limits)
+                budget.take(len(chunk))
+                size += len(chunk)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
                 message = await receive()
     except TimeoutError:
         raise BodyTimeout(f"The body took longer than {limits.body_seconds:g} seconds.") from None
-
-
-async def _given(message: Message) -> Message:
-    return message
+    finally:
+        budget.give_back(size)
 
 
 @coroutine

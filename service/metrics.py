@@ -7,7 +7,8 @@ and are absent until there are any rows: an idle model has no ratio, and none is
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from typing import cast
+from time import time
+from typing import NamedTuple, cast
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge
@@ -26,12 +27,17 @@ from service.bundle import Bundle, flops_speedup
 from service.cells import Cells, Key, PrivateCells, Sheet, Values, totals
 from service.roster import Roster
 from service.tally import EXPERT_SECONDS, SECONDS
+from service.version_metrics import VersionMetrics, load_families
 
 MODEL = ("model", "version")
 EXPERT = (*MODEL, "expert")
 
 # What a sheet counts: the first part of its key.
 HTTP, REJECTED, MODEL_CALLS, QUEUE_ROWS, LOADED = "http", "rejected", "model", "queue", "loaded"
+DENIED = "denied"
+LOG_DROPPED = "log dropped"
+FAILED = "failed"
+OF_A_VERSION = (MODEL_CALLS, QUEUE_ROWS, FAILED)
 
 
 class Metrics:
@@ -46,6 +52,7 @@ class Metrics:
         self._read_roster = read_roster
         self._models: list[ModelMetrics] = []
         self._rejected: dict[tuple[str, str], Values] = {}
+        self._log_dropped = self._cells.sheet((LOG_DROPPED,), 1)
         self.http = HttpMetrics(self._cells)
 
         def gauge(name: str, text: str, labels: Sequence[str]) -> Gauge:
@@ -71,8 +78,12 @@ class Metrics:
             "1 for each model that is loaded.",
             (*MODEL, "n_classes", "hidden_size", "n_experts", "format_version", "created"),
         )
-        self.refused_bundles = gauge(
-            "dss_refused_bundles", "1 for each bundle that could not be loaded.", MODEL
+        self.versions = VersionMetrics(registry, self._cells)
+        self.keys_reload_failed = gauge(
+            "dss_keys_reload_failed", "1 if the key file is wrong and the keys of before stay.", ()
+        )
+        self.tls_reload_failed = gauge(
+            "dss_tls_reload_failed", "1 if the certificate is wrong and the one before stays.", ()
         )
         registry.register(Counted(self.read, self._read_roster))
         registry.register(LiveRatios(self._models))
@@ -83,6 +94,27 @@ class Metrics:
         self._models.append(model)
         return model
 
+    def forget(self, model: "ModelMetrics") -> None:
+        """A version is no longer loaded. Another one with its labels may have taken its place."""
+        self._models.remove(model)
+        model.watch_queue(lambda: 0)
+        heirs = [other for other in self._models if other.labels == model.labels]
+        inherited = {series for heir in heirs for series in heir.series}
+        for gauge, labels in model.series:
+            if (gauge, labels) not in inherited:
+                gauge.remove(*labels)
+        if not heirs:
+            self.versions.forget(*model.labels)
+            for what in OF_A_VERSION:
+                self._cells.drop((what, *model.labels))
+
+    def forget_strangers(self) -> None:
+        """Drop what the worker before this one counted of versions that are no longer loaded."""
+        known = {model.labels for model in self._models}
+        for key in {sheet.key for sheet in self._cells.sheets()}:
+            if key[0] in OF_A_VERSION and key[1:] not in known:
+                self._cells.drop(key)
+
     def rejected(self, model: str, reason: str) -> None:
         """A top-k request was not answered; the model is empty if none was found."""
         cells = self._rejected.get((model, reason))
@@ -90,6 +122,18 @@ class Metrics:
             cells = self._cells.sheet((REJECTED, model, reason), 1)
             self._rejected[model, reason] = cells
         cells[0] += 1
+
+    def denied(self, reason: str) -> None:
+        """Someone may not do what they asked for."""
+        self._cells.sheet((DENIED, reason), 1)[0] += 1
+
+    @property
+    def cells(self) -> Cells:
+        return self._cells
+
+    def log_lines_dropped(self, lines: int) -> None:
+        """They could not be written. Any thread may say so, but one at a time."""
+        self._log_dropped[0] += lines
 
     def loaded(self) -> None:
         """This worker has loaded its models."""
@@ -149,6 +193,19 @@ class HttpMetrics:
         self.cell(route, method, status).answered(seconds)
 
 
+class Statistics(NamedTuple):
+    """What became of a model's requests, in all workers together."""
+
+    last: float  # when an engine call ended last, in seconds since the epoch; 0 before any
+    requests: int  # that were answered
+    rows: int
+    executions: int
+    queue_seconds: float
+    request_seconds: float  # in the engine, as each request saw it
+    failures: int
+    failure_seconds: float
+
+
 class ModelMetrics:
     """One model's cells; `executed` is on the hot path and looks up no label."""
 
@@ -164,9 +221,12 @@ class ModelMetrics:
         self._key = (MODEL_CALLS, *self.labels)
         self._cells = cells.sheet(self._key, tally.size(n_experts))
         self._queue_cell = cells.sheet((QUEUE_ROWS, *self.labels), 1)
+        self._failed_key = (FAILED, *self.labels)
+        self._failed = cells.sheet(self._failed_key, 2)  # requests and their seconds
         self._queue_rows: Callable[[], float] = lambda: 0
         self._tally = tally.compiled_tally()
         self._waits = np.zeros(1)
+        self.series: list[tuple[Gauge, tuple[str, ...]]] = []  # what is shown of it
 
         experts = [(*self.labels, str(expert)) for expert in range(n_experts)]
         for expert, size, cost, share in zip(
@@ -176,18 +236,22 @@ class ModelMetrics:
             manifest.training.utilization,
             strict=True,
         ):
-            metrics.expert_classes.labels(*expert).set(size)
-            metrics.expert_cost.labels(*expert).set(cost)
-            metrics.trained_utilization.labels(*expert).set(share)
-        metrics.trained_speedup.labels(*self.labels).set(manifest.training.flops_speedup)
-        metrics.model_info.labels(
-            *self.labels,
-            str(manifest.n_classes),
-            str(manifest.hidden_size),
-            str(n_experts),
-            str(manifest.format_version),
+            self._show(metrics.expert_classes, expert, size)
+            self._show(metrics.expert_cost, expert, cost)
+            self._show(metrics.trained_utilization, expert, share)
+        self._show(metrics.trained_speedup, self.labels, manifest.training.flops_speedup)
+        facts = (
+            manifest.n_classes,
+            manifest.hidden_size,
+            n_experts,
+            manifest.format_version,
             manifest.created,
-        ).set(1)
+        )
+        self._show(metrics.model_info, (*self.labels, *map(str, facts)), 1)
+
+    def _show(self, gauge: Gauge, labels: tuple[str, ...], value: float) -> None:
+        gauge.labels(*labels).set(value)
+        self.series.append((gauge, labels))
 
     def watch_queue(self, rows: Callable[[], float]) -> None:
         """The queue is asked for its length when scraped."""
@@ -213,15 +277,39 @@ class ModelMetrics:
             self._waits,
             requests,
             rows,
+            time(),
             seconds,
             result.gate_seconds,
             result.expert_rows,
             result.expert_seconds,
         )
 
+    def failed(self, seconds: float) -> None:
+        """A request for this version was not answered. Only the event loop may say so."""
+        self._failed[0] += 1
+        self._failed[1] += seconds
+
+    @property
+    def statistics(self) -> "Statistics":
+        """Over all workers."""
+        cells = self._totals()
+        failed = totals(self._all_cells.sheets(self._failed_key)).get(
+            self._failed_key, self._failed
+        )
+        return Statistics(
+            last=max(float(cells[tally.LAST]) for _, _, cells in self._all_cells.sheets(self._key)),
+            requests=int(cells[tally.REQUESTS]),
+            rows=int(cells[tally.ROWS]),
+            executions=int(cells[tally.EXECUTIONS]),
+            queue_seconds=float(cells[tally.QUEUE]),
+            request_seconds=float(cells[tally.REQUEST_SECONDS]),
+            failures=int(failed[0]),
+            failure_seconds=float(failed[1]),
+        )
+
     def _totals(self) -> Values:
         """Over all workers."""
-        return totals(self._all_cells.sheets(self._key))[self._key]
+        return totals(self._all_cells.sheets(self._key)).get(self._key, self._cells)
 
     @property
     def expert_rows(self) -> list[int]:
@@ -270,12 +358,16 @@ class Counted(Collector):
     def describe(self) -> Iterator[Metric]:
         """The families without a sample: the registry checks their names by it."""
         yield from _http_families({})
+        yield from load_families({})
+        yield from _log_families({})
         yield from _model_families({})
         yield from _worker_families(Roster())
 
     def collect(self) -> Iterator[Metric]:
         counted = totals(self._read())
         yield from _http_families(counted)
+        yield from load_families(counted)
+        yield from _log_families(counted)
         yield from _model_families(counted)
         yield from _worker_families(self._read_roster())
 
@@ -292,6 +384,9 @@ def _http_families(counted: dict[Key, Values]) -> Iterator[Metric]:
         "Top-k requests not answered, by reason; the model is empty if none was found.",
         labels=("model", "reason"),
     )
+    denied = CounterMetricFamily(
+        "dss_denied_requests_total", "Requests refused for want of a key.", labels=("reason",)
+    )
     by_route: dict[str, Values] = {}
     for (what, *labels), cells in counted.items():
         if what == HTTP:
@@ -299,11 +394,23 @@ def _http_families(counted: dict[Key, Values]) -> Iterator[Metric]:
             by_route[labels[0]] = cells + by_route.get(labels[0], 0.0)
         elif what == REJECTED:
             rejected.add_metric(labels, float(cells[0]))
+        elif what == DENIED:
+            denied.add_metric(labels, float(cells[0]))
     for route, cells in by_route.items():
         _add_histogram(seconds, (route,), cells, SECONDS)
     yield requests
     yield seconds
     yield rejected
+    yield denied
+
+
+def _log_families(counted: dict[Key, Values]) -> Iterator[Metric]:
+    cells = counted.get((LOG_DROPPED,))
+    yield CounterMetricFamily(
+        "dss_log_lines_dropped_total",
+        "Log lines lost because nobody read them in time.",
+        value=0.0 if cells is None else float(cells[0]),
+    )
 
 
 def _model_families(counted: dict[Key, Values]) -> Iterator[Metric]:

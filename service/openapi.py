@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service import codecs, problems, schemas
+from service import codecs, problems, schemas, schemas_v2
 from service.model import Model
 
 DESCRIPTION = """\
@@ -27,16 +27,20 @@ EXAMPLE_K = 3
 BINARY = {"type": "string", "format": "binary"}
 
 MEANING = {
-    400: "The body is not what its Content-Type says.",
+    400: "The body is not what its headers say, or asks for what this server does not have.",
+    401: "No API key, or one that is not known.",
+    403: "The API key's scopes do not cover this.",
     404: "There is no such model or version.",
     406: "The Accept header allows neither kind of answer.",
+    409: "A label cannot be moved: its version is not good, or the folder is read-only.",
     408: "The body took too long to arrive.",
     413: "The body, the number of rows or the answer would be too large.",
-    415: "The Content-Type is neither of the two.",
+    415: "The Content-Type or the Content-Encoding is not one that can be read.",
     422: "The arrays are wrong: width, type, a NaN or infinity, k or experts out of range.",
     429: "The model's queue is full; Retry-After says when to come back.",
     500: "The server failed; its log says why.",
     503: "The server is loading, draining or broken; Retry-After says when to come back.",
+    504: "The answer could not be given before the request's deadline.",
 }
 
 
@@ -61,8 +65,14 @@ def v2_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The same problems, as the Open Inference Protocol has them."""
     responses = problem_responses(*statuses)
     for response in responses.values():
-        response["content"] = {problems.V2_MEDIA_TYPE: {"schema": _ref(schemas.V2Problem)}}
+        response["content"] = {problems.V2_MEDIA_TYPE: {"schema": _ref(schemas_v2.V2Problem)}}
     return responses
+
+
+def json_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """A body that a route reads by itself, for its `openapi_extra`."""
+    content = {codecs.JSON: {"schema": _ref(model)}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def _npy_parameter(name: str, default: int, text: str) -> dict[str, Any]:
@@ -99,7 +109,7 @@ TOPK: Mapping[str, Any] = {
                 },
             },
         },
-        **problem_responses(400, 404, 406, 408, 413, 415, 422, 429, 500, 503),
+        **problem_responses(400, 404, 406, 408, 413, 415, 422, 429, 500, 503, 504),
     },
     "openapi_extra": {
         "parameters": [
@@ -138,11 +148,11 @@ INFER: Mapping[str, Any] = {
                 }
             },
             "content": {
-                codecs.JSON: {"schema": _ref(schemas.V2Answer)},
+                codecs.JSON: {"schema": _ref(schemas_v2.V2Answer)},
                 OCTETS: {"schema": BINARY | {"description": "JSON, then the binary outputs."}},
             },
         },
-        **v2_responses(400, 404, 408, 413, 415, 422, 429, 500, 503),
+        **v2_responses(400, 404, 408, 413, 415, 422, 429, 500, 503, 504),
     },
     "openapi_extra": {
         "parameters": [
@@ -157,8 +167,8 @@ INFER: Mapping[str, Any] = {
         "requestBody": {
             "required": True,
             "content": {
-                codecs.JSON: {"schema": _ref(schemas.V2Request)},
-                OCTETS: {"schema": BINARY | {"description": "JSON, then the rows as float32."}},
+                codecs.JSON: {"schema": _ref(schemas_v2.V2Request)},
+                OCTETS: {"schema": BINARY | {"description": "JSON, then the rows, little-endian."}},
             },
         },
     },
@@ -203,15 +213,24 @@ def build(app: FastAPI, shown: Example | None) -> dict[str, Any]:
         schemas.TopKRequest,
         schemas.TopKAnswer,
         schemas.Problem,
-        schemas.V2Request,
-        schemas.V2Answer,
-        schemas.V2Problem,
+        schemas.LabelRequest,
+        schemas_v2.V2IndexRequest,
+        schemas_v2.V2LoadRequest,
+        schemas_v2.V2LogUpdate,
+        schemas_v2.V2Request,
+        schemas_v2.V2TraceUpdate,
+        schemas_v2.V2UnloadRequest,
+        schemas_v2.V2Answer,
+        schemas_v2.V2Problem,
     ]
     _, definitions = models_json_schema(
         [(model, "validation") for model in described],
         ref_template="#/components/schemas/{model}",
     )
     document["components"]["schemas"] |= definitions["$defs"]
+    # Keys are optional: a server without any answers everyone.
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"key": []}]
     if shown is not None:
         for path, operations in document["paths"].items():
             if path.endswith("/topk"):

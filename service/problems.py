@@ -14,11 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.batcher import EngineFailed, EngineStopped, QueueFull
+from service.access import Forbidden, Unauthorized
+from service.batcher import DeadlineExceeded, EngineFailed, EngineStopped, QueueFull
 from service.codecs import MalformedBody, NotAcceptable, UnsupportedMediaType
-from service.errors import DSSError, QueryError
+from service.compression import BodyGrowsTooLarge
+from service.errors import DSSError, NotSupported, QueryError
 from service.health import NotReady
-from service.limits import BodyTimeout, BodyTooLarge, TooManyAnswers, TooManyRows
+from service.keeper import LoadFailed, WorkersBehind
+from service.labels import LabelNotFound, LabelNotMoved
+from service.limits import BodyTimeout, BodyTooLarge, TooManyAnswers, TooManyBytes, TooManyRows
 from service.npy import MalformedNpy
 from service.repository import Loading, ModelNotFound, VersionNotFound
 
@@ -27,29 +31,39 @@ MEDIA_TYPE = "application/problem+json"
 V2 = "/v2/"
 V2_MEDIA_TYPE = "application/json"
 RETRY_SECONDS = "1"
+REASON = "dss.reason"  # in a request's scope: why it was refused, for the log
 LINGER_SECONDS = 1.0
 
 # A failure that is neither listed nor derived from one is not meant for clients: it becomes a 500.
 STATUS: Mapping[type[object], HTTPStatus] = {
     MalformedBody: HTTPStatus.BAD_REQUEST,
     MalformedNpy: HTTPStatus.BAD_REQUEST,
+    Unauthorized: HTTPStatus.UNAUTHORIZED,
+    Forbidden: HTTPStatus.FORBIDDEN,
     ModelNotFound: HTTPStatus.NOT_FOUND,
     VersionNotFound: HTTPStatus.NOT_FOUND,
+    LabelNotFound: HTTPStatus.NOT_FOUND,
     NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     BodyTimeout: HTTPStatus.REQUEST_TIMEOUT,
+    NotSupported: HTTPStatus.BAD_REQUEST,
+    LoadFailed: HTTPStatus.BAD_REQUEST,
+    LabelNotMoved: HTTPStatus.CONFLICT,
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    BodyGrowsTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     TooManyRows: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     TooManyAnswers: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     QueryError: HTTPStatus.UNPROCESSABLE_ENTITY,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    TooManyBytes: HTTPStatus.TOO_MANY_REQUESTS,
     EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     Loading: HTTPStatus.SERVICE_UNAVAILABLE,
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    DeadlineExceeded: HTTPStatus.GATEWAY_TIMEOUT,
+    WorkersBehind: HTTPStatus.GATEWAY_TIMEOUT,
 }
 WORTH_RETRYING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-UNFINISHED_BODY = (BodyTooLarge, BodyTimeout)
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -74,7 +88,10 @@ def of_failure(error: Exception, scope: Scope) -> Response:
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
     if status is None:
         raise error
+    scope[REASON] = reason(error)
     headers = {"Retry-After": RETRY_SECONDS} if status in WORTH_RETRYING else {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="dss"'
     slug = reason(error).replace("_", "-")
     answer = problem(
         status,
@@ -84,7 +101,7 @@ def of_failure(error: Exception, scope: Scope) -> Response:
         title=slug.replace("-", " ").capitalize(),
         headers=headers,
     )
-    return EarlyAnswer(answer) if isinstance(error, UNFINISHED_BODY) else answer
+    return answer
 
 
 def of_unknown_failure(scope: Scope) -> Response:

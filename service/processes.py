@@ -16,7 +16,7 @@ START = "process_start_time_seconds"
 
 
 class Processes(Collector):
-    """Sums over the supervisor and its live workers.
+    """Sums over the supervisor, the process that workers are forked from, and those that live.
 
     A page of memory that several of them share counts once, workers that have died keep their
     part of the CPU time, and the start is the first one's.
@@ -32,9 +32,8 @@ class Processes(Collector):
         return self._families(self._read_roster())
 
     def _families(self, seen: Roster) -> Iterator[Metric]:
-        processes = [*seen.workers.values()]
-        if seen.supervisor is not None:
-            processes.append(seen.supervisor)
+        beside = (seen.supervisor, seen.nursery)
+        processes = [*seen.workers.values(), *(process for process in beside if process)]
         texts: dict[str, str] = {}
         values: dict[str, list[float]] = {}
         for process in processes:

@@ -3,83 +3,70 @@
 A client sends the same head again and again; only the body differs. uvicorn parses the first one
 and the application answers it. What it came to is kept, and if a request with that head arrives on
 an idle connection, it is answered right there: the batcher is asked, and one write is made.
-Everything else goes uvicorn's way: other paths, large or slow bodies, pipelining, a client that
-does not read, and every request that fails, so that there is one place that says why.
+Everything else goes uvicorn's way: other paths, large or slow bodies, pipelining, and a client that
+does not read.
+
+Here too, because nobody else sees a connection whole: how many there may be, how large a head may
+be, and how long a client may take over its head, its body, and reading its answer.
 """
 
 import asyncio
+import logging
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service import hot
+from service import problems
 from service.batcher import Answered
-from service.hot import Asked, HotPath, Place, Target
+from service.exchange import LEARNED, PENDING, Exchange, Marks
+from service.heads import Heads, Known
+from service.hot import Header, HotPath
+from service.limits import Budget
+from service.patience import Drain, Sweeper
+from service.settings import Limits
 
-HEADS_KEPT = 256
-LONGEST_HEAD = 2048
+logger = logging.getLogger(__name__)
+
 LARGEST_PIECE = 65_536  # of a request that is kept here until the rest has come ...
 PIECE_SECONDS = 1.0  # ... and how long
+LATE_SECONDS = 5.0  # how much longer than the application's own patience a body may take
 END = b"\r\n\r\n"
-# A request with one of these asks for more than an answer.
-UNUSUAL = {b"expect", b"transfer-encoding", b"upgrade"}
-
-
-class Known(NamedTuple):
-    """What a head asks for."""
-
-    path: HotPath[Any]
-    place: Place
-    head: Any
-    length: int  # of the body
-
-
-class Heads:
-    """The heads that all connections know."""
-
-    def __init__(self, topk: HotPath[Any], infer: HotPath[Any], max_body_bytes: int) -> None:
-        self._topk = topk
-        self._infer = infer
-        self._max_body_bytes = max_body_bytes
-        self._known: dict[bytes, Known] = {}
-        self.get = self._known.get
-
-    def learn(self, head: bytes, scope: Any) -> None:  # noqa: ANN401
-        """Keep what uvicorn has made of a head, if it is a usual request for top-k."""
-        if scope["method"] != "POST" or scope["http_version"] != "1.1" or len(head) > LONGEST_HEAD:
-            return
-        place = hot.place(scope["path"])
-        headers = scope["headers"]
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if place is None or len(lengths) != 1 or UNUSUAL & {name for name, _ in headers}:
-            return
-        length = int(lengths[0])
-        if length > self._max_body_bytes:
-            return
-        path = self._topk if place.native else self._infer
-        try:
-            read = path.read_head(headers, scope["query_string"])
-        except Exception:
-            return  # the application says what is wrong
-        if len(self._known) >= HEADS_KEPT:
-            self._known.clear()
-        self._known[head] = Known(path, place, read, length)
+BAD = 400, "The request is not valid HTTP."
+TOO_LARGE = 431, "The request's head is too large or has too many headers."
+TOO_SLOW = 408, "The request's head took too long to arrive."
+TOO_MANY = 503, "The server has as many connections as it may; try again soon."
 
 
 class HotProtocol(HttpToolsProtocol):
     heads: ClassVar[Heads]
+    limits: ClassVar[Limits]
+    budget: ClassVar[Budget]
+    sweeper: ClassVar[Sweeper]
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._begun = 0  # requests that uvicorn's parser found in what it was given last
         self._mid_message = False  # it has not found the end of the last one
+        self._mid_head = False  # ... nor even that of its head
+        self._head_bytes = 0  # of it
+        self._refusal = BAD  # what to say if the parser gives up
+        self._new_head = b""  # of the request that the application answers
         self._piece = b""  # the beginning of a request with a known head
         self._patience: asyncio.TimerHandle | None = None  # with the piece
         self._pending: asyncio.Future[Answered] | None = None
         self._held = b""  # what came while an answer was pending
         self._ends = False  # after the pending answer
-        self._active = 0.0  # when an answer was last written
+        self._active = self.loop.time()  # when a request last began or was answered
+        self._unread = 0  # bytes of answers that the budget counts
+        self._drain: Drain | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.sweeper.watch(self.loop, self.connections)  # type: ignore[arg-type]
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(*TOO_MANY)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -92,29 +79,33 @@ class HotProtocol(HttpToolsProtocol):
         data = piece + data if piece else data
         cycle = self.cycle
         idle = not self._mid_message and (cycle is None or cycle.response_complete)
-        if not idle or self.pipeline or self.config.access_log or self.flow.write_paused:
-            super().data_received(data)
+        if not idle or self.pipeline or self.flow.write_paused:
+            self._feed(data)
             return
         end = data.find(END)
-        known = self.heads.get(data[:end])
-        if known is None:
+        found = self.heads.find(data[:end]) if end > 0 else None
+        if found is None:
             self._begun = 0
-            super().data_received(data)
-            self._learn(data, end)
+            self._new_head = data[:end] if end > 0 else b""
+            self._feed(data)
             return
+        known, marks = found
         size = end + len(END) + known.length
         if len(data) < size <= LARGEST_PIECE and not piece:
             self._keep_piece(data)  # once: a client that trickles is uvicorn's to bound
-        elif len(data) != size or not self._answer(known, data, end):
-            super().data_received(data)
+        elif len(data) != size:
+            self._feed(data)
+        else:
+            self._answer(known, marks, data, end)
 
-    def _learn(self, data: bytes, end: int) -> None:
-        """Learn the head of `data`, if it is the only one there."""
-        cycle = self.cycle
-        if end < 0 or self._begun != 1 or cycle is None or cycle.scope is not self.scope:
+    def _feed(self, data: bytes) -> None:
+        """Let uvicorn parse it."""
+        if self.transport.is_closing():
             return
-        if cycle.keep_alive and not self.transport.is_closing():
-            self.heads.learn(data[:end], self.scope)
+        self._head_bytes += len(data) if self._mid_head else 0
+        super().data_received(data)
+        if self._mid_head and self._head_bytes > self.limits.max_head_bytes:
+            self._refuse(*TOO_LARGE)
 
     def _keep_piece(self, data: bytes) -> None:
         self._piece = data
@@ -130,52 +121,73 @@ class HotProtocol(HttpToolsProtocol):
         """Let uvicorn wait for the rest."""
         piece = self._take_piece()
         if piece and not self.transport.is_closing():
-            super().data_received(piece)
+            self._feed(piece)
+
+    # --- what uvicorn's parser finds ---------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._begun += 1
-        self._mid_message = True
+        self._mid_message = self._mid_head = True
+        self._head_bytes = 0
+        self._active = self.loop.time()
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        limits = self.limits
+        if len(self.headers) >= limits.max_headers or self._head_bytes > limits.max_head_bytes:
+            self._refusal = TOO_LARGE
+            raise ValueError  # the parser gives up, and uvicorn calls send_400_response
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._mid_head = False
+        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._mid_message = False
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        learned: Any = cycle.scope.get(LEARNED) if cycle is not None else None
+        if learned is not None and self._new_head and self._begun == 1 and cycle.keep_alive:
+            self.heads.learn(self._new_head, cycle.scope, *learned)
+        self._new_head = b""
+        self._active = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        del msg
+        self._refuse(*self._refusal)
+
     # --- answering ---------------------------------------------------------------------------
 
-    def _answer(self, known: Known, data: bytes, end: int) -> bool:
-        """Whether the request is answered, now or soon; if not, uvicorn must have it."""
-        arrived = perf_counter()
-        path = known.path
+    def _answer(self, known: Known, marks: Marks, data: bytes, end: int) -> None:
+        exchange = Exchange(known.path, known.place, known.url, perf_counter(), marks)
         try:
-            target = path.target(known.place)
-            asked = path.read_body(known.head, data[end + len(END) :])
-            answer = path.ask(target, asked)
-            if isinstance(answer, asyncio.Future):
-                self._await(answer, known, target, asked, data, arrived)
-            else:
-                self._write(known, target, asked, answer, arrived)
-        except Exception:
-            return False
-        return True
+            exchange.admit()
+            found = exchange.ask(known.lead, data[end + len(END) :])
+            if isinstance(found, asyncio.Future):
+                self._await(found, known, exchange)
+                return
+            headers, content = exchange.answer(known.lead, found)
+        except Exception as error:
+            self._fail(exchange.failure(error))
+            return
+        self._write(200, headers, content)
 
-    def _await(
-        self,
-        pending: "asyncio.Future[Answered]",
-        known: Known,
-        target: Target,
-        asked: Asked,
-        data: bytes,
-        arrived: float,
-    ) -> None:
+    def _await(self, pending: "asyncio.Future[Answered]", known: Known, exchange: Exchange) -> None:
         def settled(future: "asyncio.Future[Answered]") -> None:
             self._pending = None
             if self.transport.is_closing() or future.cancelled():
                 return
             try:
-                self._write(known, target, asked, future.result(), arrived)
-            except Exception:
-                super(HotProtocol, self).data_received(data)
+                headers, content = exchange.answer(known.lead, future.result())
+            except Exception as error:
+                self._fail(exchange.failure(error))
+            else:
+                self._write(200, headers, content)
             if self._ends:
                 self.shutdown()
             elif self._held:
@@ -186,18 +198,16 @@ class HotProtocol(HttpToolsProtocol):
         self._pending = pending
         pending.add_done_callback(settled)
 
-    def _write(
-        self, known: Known, target: Target, asked: Asked, answer: Answered, arrived: float
-    ) -> None:
-        headers, content = known.path.encode(known.head, asked, target, answer)
-        lines = [b"HTTP/1.1 200 OK"]
+    def _fail(self, answer: Response) -> None:
+        self._write(answer.status_code, answer.raw_headers, bytes(answer.body))
+
+    def _write(self, status: int, headers: list[Header], content: bytes) -> None:
+        lines = [STATUS_LINE[status][:-2]]
         lines += [b"%b: %b" % header for header in self.server_state.default_headers]
         lines += [b"%b: %b" % header for header in headers]
         if self._ends:
             lines.append(b"connection: close")
         lines += [b"", content]
-        # Counted before it leaves, so that a client that has its answer finds it counted.
-        target.good.answered(perf_counter() - arrived)
         self.transport.write(b"\r\n".join(lines))
         self.server_state.total_requests += 1
         self._active = self.loop.time()
@@ -205,6 +215,49 @@ class HotProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer what is no request, and end."""
+        answer = problems.problem(status, detail, {"path": ""})
+        self._ends = True
+        self._fail(answer)
+        self.transport.close()
+
+    # --- the client's time -------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Called once a second: whether the client keeps everyone waiting."""
+        limits = self.limits
+        if self._drain is not None:
+            size = self.transport.get_write_buffer_size()
+            if self._drain.is_slow(now, size, limits.read_seconds):
+                self.transport.abort()
+        elif self._pending is not None or self.flow.read_paused:
+            pass  # the client is the one who waits
+        elif self._mid_head:
+            if now - self._active > limits.head_seconds:
+                self._refuse(*TOO_SLOW)
+        elif self._mid_message:
+            if now - self._active > limits.head_seconds + limits.body_seconds + LATE_SECONDS:
+                self.transport.abort()
+        elif self.cycle is None and now - self._active > self.timeout_keep_alive:
+            self.transport.close()  # it never asked anything
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        size = self.transport.get_write_buffer_size()
+        self._drain = Drain(self.loop.time(), size)
+        self._unread += size
+        self.budget.taken += size
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        self._drain = None
+        self.budget.taken -= self._unread
+        self._unread = 0
 
     # --- ending ------------------------------------------------------------------------------
 
@@ -226,12 +279,24 @@ class HotProtocol(HttpToolsProtocol):
             self._ends = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._pending is not None:
-            self._pending.cancel()  # the client is gone: what waits is not worth computing
+        # The client is gone: what waits is not worth computing.
+        pending: Any = self._pending
+        if pending is None and self.cycle is not None:
+            pending = self.cycle.scope.get(PENDING)
+        if pending is not None:
+            pending.cancel()
         self._take_piece()
+        self._forget_unread()
         super().connection_lost(exc)
 
 
-def protocol(topk: HotPath[Any], infer: HotPath[Any], max_body_bytes: int) -> type[HotProtocol]:
+def protocol(topk: HotPath[Any], infer: HotPath[Any]) -> type[HotProtocol]:
     """The protocol of a server with these paths, for uvicorn's `http`."""
-    return type("HotProtocol", (HotProtocol,), {"heads": Heads(topk, infer, max_body_bytes)})
+    state = topk.state
+    its = {
+        "heads": Heads(topk, infer),
+        "limits": state.settings.limits,
+        "budget": state.budget,
+        "sweeper": Sweeper(),
+    }
+    return type("HotProtocol", (HotProtocol,), its)

@@ -1,23 +1,16 @@
-"""Which models and versions are loaded: models/<name>/<version>/, a version being 1, 2, 3, ...
+"""Which models and versions are served. What is served is one immutable Catalog, replaced in one
+step on the event loop's thread, so that a request sees all of a change or nothing of it.
 
-All good versions answer by their number; without one the newest good version does. A bad bundle
-is refused and its reason kept. What is loaded is one immutable Catalog, replaced in one step.
+How versions get here is in `versions.py`, and when in `keeper.py`.
 """
 
-import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from service.bundle import MANIFEST
-from service.errors import DSSError, ModelsFolderMissing
+from service.errors import DSSError
+from service.folders import VERSION
+from service.labels import DEFAULT
 from service.model import Model
-
-logger = logging.getLogger(__name__)
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class ModelNotFound(DSSError):
@@ -34,14 +27,24 @@ class Loading(DSSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One name: its good versions and the reasons of the refused ones, newest first."""
+    """One name: what is served of it, and what became of the rest. Versions are newest first."""
 
     name: str
-    versions: Mapping[int, Model]
-    refused: Mapping[int, str]
+    versions: Mapping[int, Model] = field(default_factory=dict)
+    # The reasons; one that is also loaded goes on as it was before its bundle was replaced.
+    refused: Mapping[int, str] = field(default_factory=dict)
+    idle: tuple[int, ...] = ()  # found, not loaded
+    gone: frozenset[int] = frozenset()  # loaded, but no longer in the folder
+    labels: Mapping[str, int] = field(default_factory=dict)  # only loaded versions
+    label_problems: Mapping[str, str] = field(default_factory=dict)  # why a label is not moved
+    unloaded: bool = False  # somebody said so
 
     @property
-    def newest(self) -> Model | None:
+    def chosen(self) -> Model | None:
+        """What answers if no version is named: the newest, unless a label says otherwise."""
+        pinned = self.labels.get(DEFAULT)
+        if pinned is not None:
+            return self.versions[pinned]
         return next(iter(self.versions.values()), None)
 
 
@@ -55,16 +58,11 @@ class Catalog:
 
 
 class Repository:
-    def __init__(
-        self,
-        folder: Path,
-        open_model: Callable[[str, int, Path], Model],
-        default_model: str | None = None,
-    ) -> None:
-        self._folder = folder
-        self._open = open_model
+    def __init__(self, default_model: str | None = None) -> None:
         self._default_model = default_model
         self._catalog: Catalog | None = None
+        self.loading: tuple[str, int] | None = None  # the version that is being loaded now
+        self.on_switch: list[Callable[[], None]] = []  # for those that keep what they found here
 
     @property
     def loaded(self) -> bool:
@@ -86,21 +84,6 @@ class Repository:
                 return entry.name
         raise ModelNotFound("No model is loaded.")
 
-    def load(self) -> None:
-        """Read every bundle. Slow, so call it from a thread; nothing is served before the end."""
-        entries = {}
-        for name, paths in scan(self._folder).items():
-            versions: dict[int, Model] = {}
-            refused: dict[int, str] = {}
-            for version, path in paths.items():
-                opened = self._open_or_reason(name, version, path)
-                if isinstance(opened, Model):
-                    versions[version] = opened
-                else:
-                    refused[version] = opened
-            entries[name] = Entry(name, versions, refused)
-        self._catalog = Catalog(entries)
-
     def entry(self, name: str) -> Entry:
         entry = self.catalog.entries.get(name)
         if entry is None:
@@ -108,52 +91,48 @@ class Repository:
         return entry
 
     def get(self, name: str | None = None, version: str | None = None) -> Model:
-        """The model for a path of the API: no name is the default, no version the newest good."""
+        """The model for a path of the API: no name is the default; a version may be a label."""
         entry = self.entry(self.default_name if name is None else name)
-        if version is None:
-            if entry.newest is None:
-                raise ModelNotFound(f"No version of model {entry.name!r} could be loaded.")
-            return entry.newest
+        if version is None or version == DEFAULT:
+            if entry.chosen is None:
+                raise ModelNotFound(f"No version of model {entry.name!r} {_why_none(entry)}.")
+            return entry.chosen
+        if version in entry.labels:
+            return entry.versions[entry.labels[version]]
         number = int(version) if VERSION.fullmatch(version) else 0
         if number in entry.versions:
             return entry.versions[number]
-        if number in entry.refused:
-            raise VersionNotFound(f"Version {number} of model {entry.name!r} was refused.")
-        raise VersionNotFound(f"Model {entry.name!r} has no version {version[:16]!r}.")
+        raise VersionNotFound(_why_not(entry, version, number))
 
-    async def close(self) -> None:
-        for model in self._catalog.models() if self._catalog else ():
-            await model.batcher.close()
+    def listed(self, entry: Entry) -> list[int]:
+        """All versions that are known, newest first."""
+        versions = {*entry.versions, *entry.refused, *entry.idle}
+        loading = self.loading
+        if loading is not None and loading[0] == entry.name:
+            versions.add(loading[1])
+        return sorted(versions, reverse=True)
 
-    def _open_or_reason(self, name: str, version: int, path: Path) -> Model | str:
-        try:
-            model = self._open(name, version, path)
-        except DSSError as error:
-            logger.error("Refused %s/%d: %s", name, version, error)
-            return str(error)
-        except Exception:
-            logger.exception("Refused %s/%d: it could not be opened.", name, version)
-            return "The bundle could not be opened; the server's log says why."
-        logger.info("Loaded %s/%d.", name, version)
-        return model
+    def switch(self, entries: Mapping[str, Entry | None]) -> list[Model]:
+        """Serve these from now on, and no longer what is None; the models that no longer serve."""
+        before = self._catalog or Catalog()
+        changed = {**before.entries, **entries}
+        kept = {name: entry for name, entry in sorted(changed.items()) if entry is not None}
+        self._catalog = Catalog(kept)
+        serving = {id(model) for model in self._catalog.models()}
+        for tell in self.on_switch:
+            tell()
+        return [model for model in before.models() if id(model) not in serving]
 
 
-def scan(folder: Path) -> dict[str, dict[int, Path]]:
-    """The bundles of a models folder, names in order, the newest version first.
+def _why_none(entry: Entry) -> str:
+    return "is loaded; it was unloaded" if entry.unloaded else "could be loaded"
 
-    A folder without a manifest is half-written or something else: not a model.
-    """
-    if not folder.is_dir():
-        raise ModelsFolderMissing(f"There is no models folder {folder}.")
-    found: dict[str, dict[int, Path]] = {}
-    for model in sorted(folder.iterdir()):
-        if not NAME.fullmatch(model.name) or not model.is_dir():
-            continue
-        versions = {
-            int(path.name): path
-            for path in model.iterdir()
-            if VERSION.fullmatch(path.name) and (path / MANIFEST).is_file()
-        }
-        if versions:
-            found[model.name] = dict(sorted(versions.items(), reverse=True))
-    return found
+
+def _why_not(entry: Entry, version: str, number: int) -> str:
+    if number in entry.refused:
+        return f"Version {number} of model {entry.name!r} was refused."
+    if number in entry.idle:
+        return f"Version {number} of model {entry.name!r} is not loaded."
+    if version in entry.label_problems:
+        return f"The label {version!r} of model {entry.name!r} points at no loaded version."
+    return f"Model {entry.name!r} has no version {version[:16]!r}."

@@ -3,12 +3,24 @@
 import itertools
 import os
 import re
+from contextvars import ContextVar
 
 HEADER = b"x-request-id"
 FIT = re.compile(rb"[!-~]{1,128}")
 
+# Of the request that is being handled, for the log; hot paths do not take the time to set it.
+current: ContextVar[str | None] = ContextVar("request_id", default=None)
+
 _process = os.urandom(6).hex()
 _numbers = itertools.count(1)
+
+
+def _rename() -> None:
+    global _process
+    _process = os.urandom(6).hex()
+
+
+os.register_at_fork(after_in_child=_rename)  # workers are forked
 
 
 def new() -> bytes:

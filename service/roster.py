@@ -13,6 +13,7 @@ FILE = "roster.json"
 class Roster:
     workers: Mapping[int, int] = field(default_factory=dict)  # number -> process id, if alive
     supervisor: int | None = None  # its process id
+    nursery: int | None = None  # the one of the process that workers are forked from
     restarts: int = 0
     ended_cpu_seconds: float = 0.0  # of workers that have died
 

@@ -3,7 +3,7 @@
 Top-k bodies are described here too, but codecs.py reads and writes them without pydantic.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,6 +54,20 @@ class VersionInfo(BaseModel):
     flops_speedup: float | None = Field(description="Of the rows answered so far; null before any")
 
 
+class FoundVersion(BaseModel):
+    version: int
+    state: Literal["loaded", "loading", "refused", "not loaded"]
+    reason: str | None = Field(
+        default=None, description="Why its bundle is refused, or what is unusual about it"
+    )
+
+
+class LabelRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: int = Field(ge=1, description="Where the label shall point")
+
+
 class RefusedVersion(BaseModel):
     version: int
     reason: str
@@ -65,6 +79,9 @@ class ModelInfo(BaseModel):
     version: int | None = Field(description="The version that answers when none is named")
     versions: list[VersionInfo]
     refused: list[RefusedVersion] = Field(description="Bundles that could not be loaded")
+    found: list[FoundVersion] = Field(description="All versions, newest first")
+    labels: dict[str, int] = Field(description="Where each label points; always a loaded version")
+    label_problems: dict[str, str] = Field(description="Why a label is not where it should be")
 
 
 class ModelList(BaseModel):
@@ -88,83 +105,3 @@ class ExpertList(BaseModel):
 
 class Health(BaseModel):
     status: str = Field(default="ok", examples=["ok"])
-
-
-class V2Problem(BaseModel):
-    error: str = Field(examples=["There is no model 'other'."])
-
-
-class V2Server(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class V2Live(BaseModel):
-    live: bool = True
-
-
-class V2Ready(BaseModel):
-    ready: bool = True
-
-
-class V2ModelReady(BaseModel):
-    name: str
-    ready: bool = True
-
-
-class V2Tensor(BaseModel):
-    name: str
-    datatype: str
-    shape: list[int] = Field(description="-1 where a request decides")
-
-
-class V2Model(BaseModel):
-    name: str
-    versions: list[str] = Field(description="The good ones, newest first")
-    platform: str
-    inputs: list[V2Tensor]
-    outputs: list[V2Tensor]
-
-
-class V2Input(BaseModel):
-    name: str = Field(description="hidden", examples=["hidden"])
-    shape: Annotated[list[int], Field(min_length=2, max_length=2)] = Field(
-        description="Rows and the model's hidden size"
-    )
-    datatype: str = Field(description="FP32", examples=["FP32"])
-    data: list[float] | list[list[float]] | None = Field(
-        default=None, description="Absent if the tensor follows the JSON part"
-    )
-    parameters: dict[str, int] = Field(
-        default={}, description="binary_data_size, if the tensor follows the JSON part"
-    )
-
-
-class V2RequestedOutput(BaseModel):
-    name: str = Field(description="classes, log_probs, experts or gates")
-    parameters: dict[str, bool] = Field(default={}, description="binary_data")
-
-
-class V2Request(BaseModel):
-    id: str | None = None
-    parameters: dict[str, int | bool] = Field(
-        default={}, description="k, experts and binary_data_output"
-    )
-    inputs: Annotated[list[V2Input], Field(min_length=1, max_length=1)]
-    outputs: list[V2RequestedOutput] = Field(default=[], description="All of them if empty")
-
-
-class V2Output(BaseModel):
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[int] | list[float] | None = None
-    parameters: dict[str, int] | None = None
-
-
-class V2Answer(BaseModel):
-    model_name: str
-    model_version: str
-    id: str | None = None
-    outputs: list[V2Output]

@@ -6,16 +6,22 @@ In the environment a nested setting is spelled with two underscores: DSS_LIMITS_
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
+    SerializationInfo,
     ValidationError,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -26,11 +32,25 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
+from service import cpus
 from service.errors import DSSError
+from service.keys import Key
+
+WITH_SECRETS = {"secrets": True}  # the context in which a dump of settings shows them
 
 
 class SettingsError(DSSError):
     """A setting is unknown or has a value that cannot be."""
+
+
+def _share(value: object) -> object:
+    """In the environment it may be spelled like a switch."""
+    if isinstance(value, str):
+        return {"true": 1.0, "false": 0.0}.get(value.lower(), value)
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(ge=0.0, le=1.0)]
 
 
 class Limits(BaseModel):
@@ -42,7 +62,17 @@ class Limits(BaseModel):
     max_rows: PositiveInt = 4096
     max_k: PositiveInt = 1000
     max_answers: PositiveInt = 2**20  # rows times k: bounds the size of an answer
-    body_seconds: PositiveFloat = 30.0  # how long a body may take to arrive
+    # From the head's arrival to the answer; the header DSS-Timeout may ask for less.
+    request_seconds: PositiveFloat = 30.0
+    # What a connection may take up. Slower clients are cut off.
+    max_connections: PositiveInt = 10_000  # of each worker, and not more than its descriptors allow
+    max_headers: PositiveInt = 100
+    max_head_bytes: PositiveInt = 65_536
+    head_seconds: PositiveFloat = 10.0  # how long a head may take to arrive
+    body_seconds: PositiveFloat = 30.0  # ... and a body
+    read_seconds: PositiveFloat = 30.0  # how long a client may leave an answer unread
+    # Bodies on their way in and answers not yet read, of all connections together.
+    max_pending_bytes: PositiveInt = 256 * 2**20
 
 
 class Queue(BaseModel):
@@ -51,6 +81,9 @@ class Queue(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_rows: PositiveInt = 16_384
+    max_bytes: PositiveInt = 64 * 2**20
+    # A request that would have to wait longer than this is refused at once.
+    max_seconds: PositiveFloat = 0.05
     max_batch_rows: PositiveInt = 1024
     # A call expected to take no longer is made on the event loop, others in the engine's thread.
     inline_seconds: NonNegativeFloat = 0.001
@@ -59,24 +92,92 @@ class Queue(BaseModel):
 class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    threads: PositiveInt = 1
+    # Of each worker's engines. None: compiled loops take one, ONNX Runtime the worker's share of
+    # the CPUs that the container may use.
+    threads: PositiveInt | None = None
     # auto: compiled loops, or ONNX Runtime for bundles with approximated experts
     backend: Literal["auto", "compiled", "onnx"] = "auto"
+    # A call that takes so much longer than its rows should is given up, and what waits fails.
+    stuck_seconds: PositiveFloat = 0.8
+
+
+class RepositorySettings(BaseModel):
+    """How the models folder is followed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    poll_seconds: NonNegativeFloat = 2.0  # how often it is looked at; 0: only when asked to
+    # So many of a model's newest good versions stay loaded, and those with labels; 0: all.
+    keep_versions: NonNegativeInt = 2
+
+
+class AccessSettings(BaseModel):
+    """Who may do what. Without any key all may query, and nobody may change the server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    keys_file: Path | None = None  # see keys.py; read again when it changes
+    keys: tuple[Key, ...] = ()  # besides the file's, for containers: DSS_ACCESS__KEYS='[{...}]'
+    metrics: Literal["open", "query", "admin"] = "query"  # what /metrics needs if there are keys
+    open_admin: bool = False  # without keys, everyone may change the server
+
+
+class TlsSettings(BaseModel):
+    """With a certificate and its key only TLS is spoken."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    cert: Path | None = None  # PEM, the server's own certificate first
+    key: Path | None = None
+    ca: Path | None = None  # clients must show a certificate that one of these has signed
+    key_password: SecretStr | None = None
+    key_password_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls.cert and tls.key need each other")
+        if self.cert is None and (self.ca or self.key_password or self.key_password_file):
+            raise ValueError("tls.cert and tls.key are missing")
+        if self.key_password and self.key_password_file:
+            raise ValueError("either tls.key_password or tls.key_password_file may be given")
+        return self
+
+    @field_serializer("key_password", when_used="json-unless-none")
+    def _hide(self, password: SecretStr, info: SerializationInfo) -> str:
+        return password.get_secret_value() if info.context == WITH_SECRETS else str(password)
+
+
+class CorsSettings(BaseModel):
+    """Which pages of other origins may ask from a browser: https://example.org, or * for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    origins: tuple[str, ...] = ()
 
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="DSS_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix="DSS_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     models: Path = Path("models")
     default_model: str | None = None  # None: the first model by name
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    workers: PositiveInt = 1  # processes that answer, each with its own engines
+    workers: PositiveInt = 1  # processes that answer, each with its own engines; auto: one a CPU
+    stuck_seconds: PositiveFloat = 10.0  # a process whose event loop stands still is ended
+    workers_folder: Path | None = None  # of the counts that workers share; None: in memory
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
-    access_log: bool = False
+    # What share of the requests is logged, 0 to 1; failures with status 5xx and requests that took
+    # at least slow_seconds always are.
+    access_log: Share = 0.0
+    slow_seconds: PositiveFloat | None = None
     # After SIGTERM: first /readyz fails while requests are still answered, so that load balancers
     # notice; then no connection is accepted and requests under way may take a while to finish.
     drain_seconds: NonNegativeFloat = 3.0
@@ -84,6 +185,15 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     queue: Queue = Queue()
     engine: EngineSettings = EngineSettings()
+    repository: RepositorySettings = RepositorySettings()
+    access: AccessSettings = AccessSettings()
+    tls: TlsSettings = TlsSettings()
+    cors: CorsSettings = CorsSettings()
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _one_a_cpu(cls, asked: object) -> object:
+        return cpus.whole() if asked == "auto" else asked
 
     @model_validator(mode="after")
     def _largest_request_fits_the_queue(self) -> Self:
@@ -133,4 +243,4 @@ def _sentence(error: ValidationError) -> str:
         return f"There is no setting {name!r}."
     if not name:
         return f"The settings do not fit together: {first['msg'].removeprefix('Value error, ')}."
-    return f"The setting {name!r} is wrong: {first['msg']}."
+    return f"The setting {name!r} is wrong: {first['msg'].removeprefix('Value error, ')}."

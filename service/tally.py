@@ -1,7 +1,8 @@
 """What an engine call adds to its model's cells, in one compiled function.
 
-A model's sheet holds three totals, three histograms and, for each expert, its rows and a
-histogram. A histogram is a sum followed by one count for each bucket, not yet cumulative.
+A model's sheet holds four totals, the moment of the last call, three histograms and, for each
+expert, its rows and a histogram. A histogram is a sum followed by one count for each bucket, not
+yet cumulative.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ EXPERT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.
 
 HISTOGRAM = 1 + len(SECONDS) + 1  # a sum, the buckets and the one above all
 REQUESTS, ROWS, EXECUTIONS = 0, 1, 2
-QUEUE = 3
+REQUEST_SECONDS = 3  # of engine calls, as requests saw them: a call that two share counts twice
+LAST = 4  # seconds since the epoch: not a total, so the latest worker's counts
+QUEUE = 5
 COMPUTE = QUEUE + HISTOGRAM
 GATE = COMPUTE + HISTOGRAM
 EXPERTS = GATE + HISTOGRAM
@@ -32,6 +35,7 @@ Tally = Callable[
         NDArray[np.float64],
         int,
         int,
+        float,
         float,
         float,
         NDArray[np.int64],
@@ -60,6 +64,7 @@ def compiled_tally() -> Tally:
         count,
         seconds,
         seconds,
+        seconds,
         given(types.int64, 1),
         given(types.float64, 1),
     )
@@ -71,6 +76,7 @@ def tally(
     waits: NDArray[np.float64],  # of which the first `requests` count
     requests: int,
     rows: int,
+    now: float,  # since the epoch
     seconds: float,
     gate_seconds: float,
     expert_rows: NDArray[np.int64],  # [K]
@@ -86,6 +92,8 @@ def tally(
     cells[REQUESTS] += requests
     cells[ROWS] += rows
     cells[EXECUTIONS] += 1
+    cells[REQUEST_SECONDS] += requests * seconds
+    cells[LAST] = now
     for i in range(requests):
         observe(QUEUE, waits[i])
     observe(COMPUTE, seconds)

@@ -1,28 +1,32 @@
-"""The Open Inference Protocol, version 2, with Triton's binary tensors.
+"""Inference in the Open Inference Protocol, version 2, with Triton's binary tensors.
 
 One input, `hidden`; k and experts are parameters of the request. The outputs are classes,
-log_probs, experts and gates, all of them unless some are asked for by name.
+log_probs, experts and gates, all of them unless some are asked for by name. What else the protocol
+has is in `v2_models.py`, `v2_settings.py` and `v2_repository.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from fastapi import FastAPI, HTTPException
-from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from service import codecs, health, openapi, schemas
+from service import codecs, compression
 from service.batcher import Answered
 from service.codecs import InvalidField, MalformedBody, MissingField, UnknownField
-from service.errors import EmptyBatch, WrongWidth
+from service.compression import Coding
+from service.errors import EmptyBatch, NotSupported, WrongWidth
 from service.hot import Asked, Header, HotPath, Target
 from service.model import Model
-from service.state import State
 
 INPUT = "hidden"
+INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
+    "FP32": np.dtype(np.float32),
+    "FP16": np.dtype(np.float16),
+    "FP64": np.dtype(np.float64),
+}
 DATATYPES = {"classes": "INT64", "log_probs": "FP32", "experts": "INT64", "gates": "FP32"}
 BYTES = {"INT64": 8, "FP32": 4}
 JSON_HEADER = (b"content-type", b"application/json")
@@ -39,42 +43,57 @@ class Wish(NamedTuple):
     """What the JSON part of a request says."""
 
     shape: tuple[int, int]
+    dtype: np.dtype[np.floating[Any]]
     data: list[Any] | None  # None: the tensor follows the JSON part
     k: int | None
     experts: int
     outputs: tuple[Output, ...]
     id: str | None
+    seconds: float | None  # how long the client will wait
 
 
-class InferPath(HotPath[bytes | None]):
-    def read_head(self, headers: Iterable[Header], query_string: bytes) -> bytes | None:
-        """Where the JSON part ends, if a tensor follows it."""
+class InferHead(NamedTuple):
+    json_length: bytes | None  # where the JSON part ends, if a tensor follows it
+    coding: Coding | None  # of the body
+    wished: Coding | None  # of the answer
+
+
+class InferPath(HotPath[InferHead]):
+    def read_head(self, headers: Iterable[Header], query_string: bytes) -> InferHead:
         del query_string
-        json_length = None
+        json_length = content_encoding = accept_encoding = None
         for name, value in headers:
             if name == b"inference-header-content-length":
                 json_length = json_length or value
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                raise codecs.UnsupportedMediaType(
-                    "The body must be sent without a Content-Encoding."
-                )
-        return json_length
+            elif name == b"content-encoding":
+                content_encoding = codecs.joined(content_encoding, value)
+            elif name == b"accept-encoding":
+                accept_encoding = codecs.joined(accept_encoding, value)
+        return InferHead(
+            json_length,
+            compression.of_body(content_encoding),
+            compression.wished(accept_encoding),
+        )
 
-    def read_body(self, head: bytes | None, body: bytes) -> Asked:
-        wish, hidden = decode(body, head)
+    def read_body(self, head: InferHead, body: bytes) -> Asked:
+        if head.coding is not None:
+            body = compression.expand(body, head.coding, self.state.settings.limits.max_body_bytes)
+        wish, hidden = decode(body, head.json_length)
         media_type = codecs.NPY if wish.data is None else codecs.JSON
-        return Asked(hidden, wish.k, wish.experts, media_type, wish)
+        return Asked(hidden, wish.k, wish.experts, media_type, wish, wish.seconds)
 
     def encode(
-        self, head: bytes | None, asked: Asked, target: Target, answer: Answered
+        self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
-        del head
         content, json_length = encode(target.model, asked.wish, answer)
-        headers = [(b"content-length", b"%d" % len(content))]
+        headers: list[Header] = []
         if json_length == len(content):
             headers.append(JSON_HEADER)
         else:
             headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
+        if head.wished is not None:
+            content = compression.compressed(content, head.wished, headers)
+        headers.append((b"content-length", b"%d" % len(content)))
         return headers, content
 
 
@@ -93,9 +112,8 @@ def decode(body: bytes, json_length: bytes | None) -> tuple[Wish, NDArray[np.flo
     wish = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
     if wish.data is not None:
         return wish, _rows(wish.data, wish.shape)
-    hidden: NDArray[np.float32] = np.ndarray(wish.shape, np.float32, body, len(head))
-    # The JSON part may be of any length, so that the tensor lies at an odd address.
-    return wish, hidden if hidden.flags.aligned else hidden.copy()
+    # The JSON part may be of any length, so that the tensor may lie at an odd address.
+    return wish, codecs.float32(np.ndarray(wish.shape, wish.dtype, body, len(head)))
 
 
 def _read(head: bytes, tail: int) -> Wish:
@@ -112,16 +130,20 @@ def _read(head: bytes, tail: int) -> Wish:
         raise EmptyBatch(f"{INPUT!r} holds no row.")
     if width < 1:
         raise WrongWidth(f"The rows of {INPUT!r} are empty.")
+    datatype = tensor["datatype"]
+    dtype = INPUT_DTYPES[datatype]
     size = _parameters(tensor).get("binary_data_size")
     if size is None:
         if tail:
             raise MalformedBody(f"{tail} bytes follow the JSON part, which no input announces.")
         if not isinstance(tensor.get("data"), list):
             raise MissingField(f"The field 'data' of {INPUT!r} is missing.")
-    elif size != tail or tail != rows * width * 4:
+        if datatype == "FP16":
+            raise InvalidField("An FP16 tensor cannot be JSON: it must follow the JSON part.")
+    elif size != tail or tail != rows * width * dtype.itemsize:
         raise MalformedBody(
-            f"{INPUT!r} has {rows} x {width} values of 4 bytes and announces {size!s:.20} bytes;"
-            f" {tail} follow the JSON part."
+            f"{INPUT!r} has {rows} x {width} values of {dtype.itemsize} bytes and announces"
+            f" {size!s:.20} bytes; {tail} follow the JSON part."
         )
     parameters = _parameters(document)
     name = document.get("id")
@@ -130,11 +152,13 @@ def _read(head: bytes, tail: int) -> Wish:
     k = parameters.get("k")
     return Wish(
         (rows, width),
+        dtype,
         None if size is not None else tensor["data"],
         None if k is None else codecs.count("k", k),
         codecs.count("experts", parameters.get("experts", 1)),
         _outputs(document, bool(parameters.get("binary_data_output", False))),
         name,
+        _seconds(parameters),
     )
 
 
@@ -149,8 +173,9 @@ def _only_input(document: dict[str, Any]) -> dict[str, Any]:
     tensor: dict[str, Any] = inputs[0]
     if tensor.get("name") != INPUT:
         raise UnknownField(f"There is one input, {INPUT!r}.")
-    if tensor.get("datatype") != "FP32":
-        raise InvalidField(f"The datatype of {INPUT!r} must be FP32.")
+    if tensor.get("datatype") not in tuple(INPUT_DTYPES):
+        raise InvalidField(f"The datatype of {INPUT!r} must be FP32, FP16 or FP64.")
+    _refuse_shared_memory(_parameters(tensor))
     return tensor
 
 
@@ -164,10 +189,32 @@ def _outputs(document: dict[str, Any], binary: bool) -> tuple[Output, ...]:
         if output.get("name") not in tuple(DATATYPES):
             known = ", ".join(DATATYPES)
             raise UnknownField(f"There is no such output; the outputs are {known}.")
+        parameters = _parameters(output)
+        _refuse_shared_memory(parameters)
+        if parameters.get("classification"):
+            raise NotSupported(
+                "There is no classification of an output (class_count): the output 'classes'"
+                " has the best classes already, as many as the parameter k says."
+            )
+    if len({output["name"] for output in asked}) < len(asked):
+        raise InvalidField("An output is asked for twice.")
     return tuple(
         Output(output["name"], bool(_parameters(output).get("binary_data", binary)))
         for output in asked
     )
+
+
+def _refuse_shared_memory(parameters: dict[str, Any]) -> None:
+    if "shared_memory_region" in parameters:
+        raise NotSupported("There is no shared memory: tensors are sent in the request.")
+
+
+def _seconds(parameters: dict[str, Any]) -> float | None:
+    """Triton's `timeout`, in microseconds; 0 is none."""
+    microseconds = codecs.count("timeout", parameters.get("timeout", 0))
+    if microseconds < 0:
+        raise InvalidField("'timeout' must be a number of microseconds, not negative.")
+    return microseconds / 1e6 or None
 
 
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
@@ -235,93 +282,3 @@ def _head(
         document["id"] = asked_id
     document["outputs"] = tensors
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-# --- everything but inference ----------------------------------------------------------------
-
-
-def add_routes(app: FastAPI, state: State) -> None:
-    _declare_inference(app)
-    not_found = openapi.v2_responses(404, 503)
-    not_ready = openapi.v2_responses(503)
-
-    @app.get("/v2", tags=["v2"], responses=openapi.v2_responses())
-    async def server() -> schemas.V2Server:
-        """What this server is."""
-        return schemas.V2Server(
-            name="doubly-sparse-softmax", version=app.version, extensions=["binary_tensor_data"]
-        )
-
-    @app.get("/v2/health/live", tags=["v2"], responses=not_ready)
-    async def live() -> schemas.V2Live:
-        """Fails when only a restart helps."""
-        health.check_live(state)
-        return schemas.V2Live()
-
-    @app.get("/v2/health/ready", tags=["v2"], responses=not_ready)
-    async def ready() -> schemas.V2Ready:
-        """Fails while requests should go elsewhere."""
-        await health.check_ready(state)
-        return schemas.V2Ready()
-
-    @app.get("/v2/models/{name}", tags=["v2"], responses=not_found)
-    async def model(name: str) -> schemas.V2Model:
-        """The tensors of a model's newest good version."""
-        return _metadata(state, name, None)
-
-    @app.get("/v2/models/{name}/versions/{version}", tags=["v2"], responses=not_found)
-    async def model_version(name: str, version: str) -> schemas.V2Model:
-        """The tensors of one version of a model."""
-        return _metadata(state, name, version)
-
-    @app.get("/v2/models/{name}/ready", tags=["v2"], responses=not_found)
-    async def model_ready(name: str) -> schemas.V2ModelReady:
-        """Fails unless a model's newest good version answers."""
-        return await _ready(state, name, None)
-
-    @app.get("/v2/models/{name}/versions/{version}/ready", tags=["v2"], responses=not_found)
-    async def version_ready(name: str, version: str) -> schemas.V2ModelReady:
-        """Fails unless one version of a model answers."""
-        return await _ready(state, name, version)
-
-
-def _declare_inference(app: FastAPI) -> None:
-    """For the document, and so that other methods are answered with 405; InferPath answers."""
-
-    @app.post("/v2/models/{name}/infer", **openapi.INFER)
-    async def infer(name: str) -> Response:
-        """The k most probable classes for each row, by the newest good version of a model."""
-        del name
-        raise HTTPException(404)
-
-    @app.post("/v2/models/{name}/versions/{version}/infer", **openapi.INFER)
-    async def version_infer(name: str, version: str) -> Response:
-        """The k most probable classes for each row, by one version of a model."""
-        del name, version
-        raise HTTPException(404)
-
-
-def _metadata(state: State, name: str, version: str | None) -> schemas.V2Model:
-    model = state.repository.get(name, version)
-    width = model.manifest.hidden_size
-    return schemas.V2Model(
-        name=model.name,
-        versions=[str(number) for number in state.repository.entry(name).versions],
-        platform="doubly_sparse_softmax",
-        inputs=[schemas.V2Tensor(name=INPUT, datatype="FP32", shape=[-1, width])],
-        outputs=[
-            schemas.V2Tensor(name=output, datatype=datatype, shape=_shape(output))
-            for output, datatype in DATATYPES.items()
-        ],
-    )
-
-
-def _shape(output: str) -> list[int]:
-    return [-1, -1] if output in ("classes", "log_probs") else [-1]
-
-
-async def _ready(state: State, name: str, version: str | None) -> schemas.V2ModelReady:
-    model = state.repository.get(name, version)
-    if not await model.batcher.healthy():
-        raise health.NotReady(f"The engine of model {model.name}/{model.version} fails.")
-    return schemas.V2ModelReady(name=model.name)

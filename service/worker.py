@@ -1,12 +1,14 @@
 """One worker of several: the same server, given its connections by the supervisor.
 
-The supervisor starts `python -m service.worker`, says on its input what to do (`Orders`), and sends
-each connection as a file descriptor over a socket of theirs. That socket ends when the supervisor
-does, and then so does the worker.
+It is forked by `nursery.py`, with `Orders` from the supervisor. A socket joins the two: the
+supervisor sends each connection as a file descriptor and says when to stop, the worker says that
+its event loop turns. That socket ends when the supervisor does, and then so does the worker.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -16,28 +18,54 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from service import health, logs, roster, settings
+from service import logs, roster, settings
 from service.app import Application, create_app
 from service.cells import SharedCells
+from service.channel import (
+    AT_ONCE,
+    BEAT,
+    BEAT_SECONDS,
+    BORN,
+    CONNECTION,
+    EMPTY_BEAT,
+    INTERRUPT,
+    READY,
+    TERMINATE,
+    Order,
+    Orders,
+)
+from service.descriptors import Seldom
+from service.errors import DSSError
 from service.metrics import Metrics
 from service.processes import Processes
 from service.server import TICK_SECONDS, Server
 from service.settings import Settings
-from service.workers import READY, Orders
+from service.tls import HANDSHAKE_SECONDS
 
 logger = logging.getLogger(__name__)
 
+WELCOME_SECONDS = 1.0  # at the end, for those whose connection is still being made
 
-def main() -> None:
-    orders = Orders.model_validate_json(sys.stdin.read())
-    loaded = settings.load(orders.settings)
-    logs.configure(loaded)
-    with socket.socket(fileno=orders.channel) as channel:
-        app = create_app(loaded, metrics=shared_metrics(orders.folder, orders.number))
-        server = WorkerServer(app, loaded, channel, replaces=orders.replaces)
+
+def run(orders: Orders, order: Order, channel: socket.socket) -> None:
+    with channel:
+        channel.send(b"%b%d" % (BORN, os.getpid()))
+        loaded = settings.load(orders.settings)
+        logs.configure(loaded, order.number)
+        metrics = shared_metrics(orders.folder, order.number)
+        try:
+            app = create_app(loaded, metrics=metrics, shared=orders.folder)
+        except DSSError as error:  # the supervisor would have found it out, could it import this
+            logger.error("%s", error)
+            sys.exit(1)
+        server = WorkerServer(app, loaded, channel, replaces=order.replaces)
+        server.watchdog.start()
         server.run(sockets=[])
+        server.watchdog.end()
     if server.orphaned:  # nobody else is left to do it
         shutil.rmtree(orders.folder, ignore_errors=True)
+    if server.failure is not None:
+        sys.exit(1)
 
 
 def shared_metrics(folder: Path, number: int) -> Metrics:
@@ -57,8 +85,10 @@ class WorkerServer(Server):
         self._replaces = replaces
         self.orphaned = False
         self._arriving: set[asyncio.Task[object]] = set()
+        self._loss = Seldom()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._beat()
         await super().startup(sockets)
         repository = self._state.repository
         # The first workers answer probes while they load. Later ones have others beside them that
@@ -67,56 +97,89 @@ class WorkerServer(Server):
             repository.loaded or self._state.load_failed or self.should_exit
         ):
             await asyncio.sleep(TICK_SECONDS)
-        asyncio.get_running_loop().add_reader(self._channel, self._take_connections)
+        asyncio.get_running_loop().add_reader(self._channel, self._listen)
         self._channel.send(READY)
 
     async def on_tick(self, counter: int) -> bool:
         self._state.metrics.publish_queues()
         if self._state.repository.loaded:
             self._state.metrics.loaded()
-        try:
-            health.check_live(self._state)
-        except health.NotReady as failure:
-            # A probe of /livez may meet another worker, so this one makes room by itself.
-            if not self.should_exit:
-                logger.critical("%s", failure)
-                self.handle_exit(signal.SIGINT, None)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._take_connections()
+        while self._listen():
+            pass
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
-        await asyncio.gather(*self._arriving, return_exceptions=True)
+        if self._arriving:
+            # A client that is slow to shake hands has asked for nothing yet.
+            _, silent = await asyncio.wait(self._arriving, timeout=WELCOME_SECONDS)
+            for task in silent:
+                task.cancel()
         await super().shutdown(sockets)
 
-    def _take_connections(self) -> None:
+    def _beat(self) -> None:
+        """The event loop turns, also while it starts and stops."""
+        self.watchdog.beat()
+        with contextlib.suppress(OSError):  # the supervisor does not listen now, or not any more
+            self._channel.send(BEAT if self._can_answer() else EMPTY_BEAT)
+        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    def _can_answer(self) -> bool:
+        """Others are asked while this one loads or ends, or if its bundles have gone."""
+        if self.should_exit:
+            return False
+        try:
+            self._state.repository.get()
+        except DSSError:
+            return False
+        return True
+
+    def _listen(self) -> bool:
+        """Do one thing that the supervisor has said; False if there is none."""
         try:
             said, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             said, descriptors = b"", []
         for descriptor in descriptors:
             self._take(socket.socket(fileno=descriptor))
-        if not said:  # the supervisor has died
+        if said == CONNECTION and not descriptors and self._loss.now():
+            logger.error("A connection is lost: this process has no descriptor for it.")
+        if said in (TERMINATE, INTERRUPT, AT_ONCE):
+            self._stop(said)
+        if not said and not self.orphaned:  # the supervisor has died
             self.orphaned = True
             asyncio.get_running_loop().remove_reader(self._channel)
+            self.handle_exit(signal.SIGINT, None)
+        return bool(said)
+
+    def _stop(self, order: bytes) -> None:
+        """As if by a signal; but one that came before, from whoever sent it to all, counts."""
+        if not self.should_exit:
+            self.handle_exit(signal.SIGTERM if order == TERMINATE else signal.SIGINT, None)
+        if order == AT_ONCE:
             self.handle_exit(signal.SIGINT, None)
 
     def _take(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        task = asyncio.create_task(self._welcome(connection))
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        tls = self.config.ssl
+        with contextlib.suppress(OSError):  # the client has left, or the handshake failed
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
+            )
 
     def _protocol(self) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
-
-
-if __name__ == "__main__":
-    main()

@@ -2,11 +2,12 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,15 @@ class Running:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+    tls: ssl.SSLContext | None = None  # of a client
 
     def wait_for(self, path: str, status: int = 200, seconds: float = DEADLINE_SECONDS) -> None:
         def answered() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"The server ended:\n{self.log.read_text()}")
             with suppress(httpx.TransportError):
-                return httpx.get(self.url + path).status_code == status
+                verify = self.tls or True
+                return httpx.get(self.url + path, verify=verify).status_code == status
             return False
 
         wait_until(answered, seconds)
@@ -40,18 +43,27 @@ class Running:
 
 @contextmanager
 def running(
-    models: Path, log: Path, *arguments: str, env: Mapping[str, str] | None = None
+    models: Path,
+    log: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    inside: Sequence[str] = (),
 ) -> Iterator[Running]:
-    """`dss serve` in a process, ready; it is killed at the end unless it has ended by itself."""
+    """`dss serve` in a process, ready; it is killed at the end unless it has ended by itself.
+
+    `tls` is how a client asks it, if it speaks TLS; `inside` is a command that runs it.
+    """
     port = free_port()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
-    command = [sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
+    command = [*inside, sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
     command += ["--port", str(port), *arguments]
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, env={**clean, **(env or {})}
         )
-    server = Running(f"http://127.0.0.1:{port}", port, process, log)
+    scheme = "http" if tls is None else "https"
+    server = Running(f"{scheme}://127.0.0.1:{port}", port, process, log, tls)
     try:
         server.wait_for("/readyz")
         yield server

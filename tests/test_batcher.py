@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -9,19 +10,25 @@ from fakes import FakeEngine, Recorder
 from numpy.typing import NDArray
 from tiny import rows_for
 
+from service import batcher as batcher_module
 from service.batcher import (
     INLINE_SECONDS,
-    KINDS_KEPT,
+    THREADS_LOST,
+    Answer,
     Answered,
     Batcher,
+    DeadlineExceeded,
     EngineFailed,
     EngineStopped,
     QueueFull,
 )
 from service.engine import Engine
 from service.errors import KOutOfRange, WrongWidth
+from service.rates import KINDS_KEPT, Rates
+from service.waiting import Bounds
 
 Request = tuple[NDArray[np.float32], int, int]
+BOUNDS = Bounds(rows=100, bytes=10**6, seconds=1e9)
 
 
 def rows(*values: float) -> NDArray[np.float32]:
@@ -32,17 +39,19 @@ def rows(*values: float) -> NDArray[np.float32]:
 async def batching(
     engine: FakeEngine | Engine,
     recorder: Recorder | None = None,
-    max_queue_rows: int = 100,
+    bounds: Bounds = BOUNDS,
     max_batch_rows: int = 100,
     inline_seconds: float = INLINE_SECONDS,
+    stuck_seconds: float = 60.0,
 ) -> AsyncIterator[Batcher]:
     batcher = Batcher(
         engine,
         name="fake/1",
-        max_queue_rows=max_queue_rows,
-        max_batch_rows=max_batch_rows,
         observer=recorder or Recorder(),
+        bounds=bounds,
+        max_batch_rows=max_batch_rows,
         inline_seconds=inline_seconds,
+        stuck_seconds=stuck_seconds,
     )
     try:
         yield batcher
@@ -118,18 +127,52 @@ def test_a_request_larger_than_a_batch_runs_alone() -> None:
     asyncio.run(scenario())
 
 
-def test_a_full_queue_refuses_at_once() -> None:
+@pytest.mark.parametrize(
+    "bounds", [BOUNDS._replace(rows=3), BOUNDS._replace(bytes=3 * 8)], ids=["rows", "bytes"]
+)
+def test_a_full_queue_refuses_at_once(bounds: Bounds) -> None:
     async def scenario() -> None:
         engine = FakeEngine()
-        async with batching(engine, max_queue_rows=3) as batcher:
+        async with batching(engine, bounds=bounds) as batcher:
             first = await hold_first(batcher, engine)
             (waiting,) = await queue(batcher, [(rows(1, 2), 1, 1)])
-            with pytest.raises(QueueFull, match="2 rows waiting"):
+            with pytest.raises(QueueFull, match="fake/1 has as much waiting as it can hold"):
                 await batcher.topk(rows(3, 4), 1)
             (fits,) = await queue(batcher, [(rows(5), 1, 1)])
             engine.release.set()
             await asyncio.gather(first, waiting, fits)
             assert (await batcher.topk(rows(3, 4), 1)).classes.tolist() == [[3], [4]]
+
+    asyncio.run(scenario())
+
+
+def test_what_would_wait_too_long_is_refused_before_anyone_reads_it() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, bounds=BOUNDS._replace(seconds=0.5)) as batcher:
+            first = await hold_first(batcher, engine)
+            batcher._rates.learn((2, 1, True), 0.2)
+            fitting = await queue(batcher, [(rows(1, 2), 2, 1), (rows(3), 2, 1)])  # 0.6 s of work
+            with pytest.raises(QueueFull):
+                batcher.admit()
+            with pytest.raises(QueueFull):
+                await batcher.topk(rows(4), 2)
+            engine.release.set()
+            await asyncio.gather(first, *fitting)
+            batcher.admit()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_the_bounds_may_wait_alone() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, bounds=Bounds(2, 8, 0.1)) as batcher:
+            first = await hold_first(batcher, engine)
+            batcher._rates.learn((2, 1, True), 1.0)
+            (alone,) = await queue(batcher, [(rows(1, 2, 3), 2, 1)])
+            engine.release.set()
+            await asyncio.gather(first, alone)
 
     asyncio.run(scenario())
 
@@ -174,30 +217,6 @@ def test_a_failing_engine_fails_every_request_of_the_call_and_heals() -> None:
     asyncio.run(scenario())
 
 
-def test_a_dead_thread_leaves_nobody_waiting() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        async with batching(engine) as batcher:
-            first = await hold_first(batcher, engine)
-            tasks = await queue(batcher, [(rows(1), 2, 1), (rows(2), 3, 1)])
-            engine.failure = SystemExit()
-            engine.release.set()
-            async with asyncio.timeout(30):
-                outcomes = await asyncio.gather(first, *tasks, return_exceptions=True)
-            assert [type(outcome) for outcome in outcomes] == [
-                EngineFailed,
-                EngineStopped,
-                EngineStopped,
-            ]
-            await asyncio.to_thread(batcher._thread.join)
-            assert not batcher.alive
-            assert not await batcher.healthy()
-            with pytest.raises(EngineStopped):
-                await batcher.topk(rows(1), 1)
-
-    asyncio.run(scenario())
-
-
 def test_close_answers_what_waits_and_refuses_what_comes() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
@@ -237,7 +256,7 @@ def test_an_answer_after_the_loop_has_closed_is_dropped() -> None:
 
     async def ask() -> Batcher:
         batcher = Batcher(
-            engine, name="fake/1", max_queue_rows=9, max_batch_rows=9, observer=Recorder()
+            engine, name="fake/1", observer=Recorder(), bounds=BOUNDS, max_batch_rows=9
         )
         await hold_first(batcher, engine)
         return batcher
@@ -245,7 +264,7 @@ def test_an_answer_after_the_loop_has_closed_is_dropped() -> None:
     batcher = asyncio.run(ask())
     engine.release.set()
     asyncio.run(batcher.close())
-    assert not batcher.alive
+    assert batcher._thread is not None and not batcher._thread.is_alive()
 
 
 @pytest.mark.parametrize("experts", [1, 2])
@@ -343,7 +362,6 @@ def test_a_wrong_request_fails_alone_without_a_thread() -> None:
             tasks = await queue(batcher, [(rows(1), 2, 1), (wide, 2, 1), (rows(2), 2, 1)])
             found = await asyncio.gather(*tasks, return_exceptions=True)
             assert isinstance(found[1], WrongWidth)
-            assert await batcher.healthy()
         assert [rows for rows, _, _ in engine.calls] == [1, 1]
 
     asyncio.run(scenario())
@@ -365,21 +383,18 @@ def test_a_failure_without_a_thread_fails_the_call_and_heals() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("requests", [1, 3])
-def test_death_without_a_thread_leaves_nobody_waiting(requests: int) -> None:
+def test_even_an_exit_within_the_event_loop_is_only_a_failure() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with batching(engine, inline_seconds=ALWAYS) as batcher:
             engine.failure = SystemExit()
-            tasks = await queue(batcher, [(rows(i), 2 + i, 1) for i in range(requests)])
+            tasks = await queue(batcher, [(rows(i), 2 + i, 1) for i in range(3)])
             async with asyncio.timeout(30):
-                first, *others = await asyncio.gather(*tasks, return_exceptions=True)
-            assert type(first) is EngineFailed
-            assert [type(other) for other in others] == [EngineStopped] * len(others)
-            assert not batcher.alive
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
             assert not await batcher.healthy()
-            with pytest.raises(EngineStopped):
-                await batcher.topk(rows(1), 1)
+            engine.failure = None
+            assert await batcher.healthy()
 
     asyncio.run(scenario())
 
@@ -404,7 +419,7 @@ def test_what_is_short_waits_for_the_thread_and_is_handed_back() -> None:
         engine = FakeEngine()
         async with batching(engine) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._row_seconds[2, 1, True] = 0.0  # known to be short, were the engine free
+            batcher._rates.learn((2, 1, True), 0.0)  # known to be short, were the engine free
             tasks = await queue(batcher, [(rows(1), 2, 1)])
             await asyncio.sleep(0)
             assert batcher.queued_rows == 1
@@ -420,6 +435,218 @@ def test_what_is_known_of_kinds_is_bounded() -> None:
         async with batching(FakeEngine(n_reachable=10**9), inline_seconds=ALWAYS) as batcher:
             for experts in range(2 * KINDS_KEPT):
                 await batcher.topk(rows(1), 1, experts)
-            assert len(batcher._row_seconds) <= KINDS_KEPT
+            assert len(batcher._rates._best) <= KINDS_KEPT
 
     asyncio.run(scenario())
+
+
+# --- deadlines -------------------------------------------------------------------------------
+
+
+async def ask_by(batcher: Batcher, value: int, seconds: float) -> Answered:
+    answer = batcher.ask(rows(value), 2, deadline=perf_counter() + seconds)
+    return await answer if isinstance(answer, asyncio.Future) else answer
+
+
+def test_a_late_answer_is_refused_while_the_engine_is_busy_and_never_computed() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            first = await hold_first(batcher, engine)
+            stays = asyncio.create_task(ask_by(batcher, 5, 60.0))
+            with pytest.raises(DeadlineExceeded):
+                await ask_by(batcher, 1, 0.02)
+            assert batcher.queued_rows == 1
+            engine.release.set()
+            assert (await stays).classes.tolist() == [[5, 6]]
+            await first
+        assert engine.calls == [(1, 1, 1), (1, 2, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_under_way_is_refused_at_its_deadline() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            engine.hold()
+            with pytest.raises(DeadlineExceeded):
+                await ask_by(batcher, 1, 0.02)
+            engine.release.set()
+            assert (await batcher.topk(rows(2), 1)).classes.tolist() == [[2]]
+
+    asyncio.run(scenario())
+
+
+def test_late_ones_of_a_call_do_not_disturb_the_others() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, inline_seconds=ALWAYS) as batcher:
+            await batcher.topk(rows(0), 2)
+            tasks = [ask_by(batcher, value, 0.0 if value % 2 else 60.0) for value in range(1, 6)]
+            tasks.insert(0, ask_by(batcher, 6, 60.0))  # computed at once: it joins the rest
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        late = [type(outcome) is DeadlineExceeded for outcome in found]
+        assert late == [False, True, False, True, False, True]
+        assert [f.classes[0, 0] for f in found if not isinstance(f, BaseException)] == [6, 2, 4]
+
+    asyncio.run(scenario())
+
+
+def test_the_answer_of_a_joined_call_says_when_it_was_made() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            before = perf_counter()
+            first = await hold_first(batcher, engine)
+            (task,) = await queue(batcher, [(rows(1), 2, 1)])
+            engine.release.set()
+            await first
+            answer = await task
+            assert isinstance(answer, Answer)
+            assert before < answer.call.started <= answer.call.ended < perf_counter()
+            assert (answer.call.gate_seconds, answer.call.expert_seconds) == (0.001, 0.002)
+
+    asyncio.run(scenario())
+
+
+# --- an engine that is stuck or crashes ------------------------------------------------------
+
+
+def test_a_stuck_thread_fails_what_waits_within_a_second_and_is_replaced() -> None:
+    async def scenario() -> None:
+        engine, recorder = FakeEngine(), Recorder()
+        async with batching(engine, recorder, stuck_seconds=0.2) as batcher:
+            first = await hold_first(batcher, engine)
+            tasks = await queue(batcher, [(rows(1), 2, 1), (rows(2), 3, 1)])
+            stuck = batcher._thread
+            async with asyncio.timeout(10):
+                outcomes = await asyncio.gather(first, *tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
+            assert not await batcher.healthy()
+            with pytest.raises(EngineFailed):  # at once: nothing is asked of it until it answers
+                await batcher.topk(rows(1), 1)
+            engine.release.set()  # the stuck thread comes back, and nobody listens
+            async with asyncio.timeout(30):
+                while not await batcher.healthy():
+                    await asyncio.sleep(0.01)
+            assert batcher._thread is not stuck
+            assert (await batcher.topk(rows(7), 1)).classes.tolist() == [[7]]
+            assert stuck is not None
+            await asyncio.to_thread(stuck.join)
+        assert recorder.executions == [(1, 1)]  # what came too late is not counted
+
+    asyncio.run(scenario())
+
+
+def test_a_crashed_thread_leaves_nobody_waiting_and_is_replaced() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            first = await hold_first(batcher, engine)
+            tasks = await queue(batcher, [(rows(1), 2, 1), (rows(2), 3, 1)])
+            engine.failure = SystemExit()
+            engine.release.set()
+            async with asyncio.timeout(30):
+                outcomes = await asyncio.gather(first, *tasks, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
+            assert not await batcher.healthy()
+            engine.failure = None
+            async with asyncio.timeout(30):
+                while not await batcher.healthy():
+                    await asyncio.sleep(0.01)
+            assert (await batcher.topk(rows(7), 1)).classes.tolist() == [[7]]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_crashes_again_and_again_is_beyond_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batcher_module, "PROBE_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.failure = SystemExit()
+        async with batching(engine, inline_seconds=NEVER) as batcher:
+            with pytest.raises(EngineFailed):
+                await batcher.topk(rows(1), 1)
+            assert batcher.alive
+            async with asyncio.timeout(30):
+                while batcher.alive:
+                    await asyncio.sleep(0.01)
+            assert not await batcher.healthy()
+        assert len(engine.calls) == THREADS_LOST + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_call_may_take_longer_the_more_it_has_to_do() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, stuck_seconds=0.05) as batcher:
+            batcher._rates.learn((1, 1, True), 1.0)  # so ten seconds are allowed
+            first = await hold_first(batcher, engine)
+            for _ in range(4):  # looks of the watch, which would have given up
+                await asyncio.sleep(batcher_module.WATCH_SECONDS)
+            engine.release.set()
+            assert (await first).classes.tolist() == [[1000]]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_answers_differently_than_at_first_is_not_healthy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        engine, recorder = FakeEngine(), Recorder()
+        async with batching(engine, recorder) as batcher:
+            batcher.warm(rows(3), 2)
+            assert [calls[0] for calls in engine.calls] == [32, 32, 1]
+            assert await batcher.healthy()
+            batcher._expected = np.array([[4]])
+            assert not await batcher.healthy()
+        assert recorder.executions == []
+
+    asyncio.run(scenario())
+    assert "answers a known row differently" in caplog.text
+
+
+def test_a_warm_engine_computes_the_first_request_in_the_event_loop() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, inline_seconds=ALWAYS) as batcher:
+            batcher.warm(rows(3), 2)
+            assert not isinstance(batcher.ask(rows(4), 2), asyncio.Future)
+
+    asyncio.run(scenario())
+
+
+def test_health_is_known_although_the_queue_is_full() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, bounds=BOUNDS._replace(rows=1)) as batcher:
+            first = await hold_first(batcher, engine)
+            (waiting,) = await queue(batcher, [(rows(1), 1, 1)])
+            asked = asyncio.create_task(batcher.healthy())
+            await asyncio.sleep(0)
+            engine.release.set()
+            assert await asked
+            await asyncio.gather(first, waiting)
+
+    asyncio.run(scenario())
+
+
+def test_one_slow_call_does_not_make_the_queue_look_long() -> None:
+    rates, kind = Rates(), (1, 1, True)
+    for _ in range(10):
+        rates.learn(kind, 1e-5)
+    rates.learn(kind, 1.0)
+    assert rates.usual(kind) < 2e-5
+    for _ in range(100):  # but slow calls do
+        rates.learn(kind, 1.0)
+    assert rates.usual(kind) == 1.0
+    assert rates.usual((2, 1, True)) == 1.0  # of a kind nobody knows
+    for _ in range(20):
+        rates.learn(kind, 1e-5)
+    assert rates.usual(kind) < 2e-5

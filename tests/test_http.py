@@ -208,7 +208,8 @@ BAD: dict[str, tuple[int, bytes, dict[str, str]]] = {
     "npy called json": (400, npy_bytes(np.ones((1, WIDTH), np.float32)), JSON),
     "no content type": (415, json_body([ROW]), {}),
     "form": (415, b"inputs=1", {"content-type": "application/x-www-form-urlencoded"}),
-    "gzip": (415, json_body([ROW]), JSON | {"content-encoding": "gzip"}),
+    "not gzip": (400, json_body([ROW]), JSON | {"content-encoding": "gzip"}),
+    "brotli": (415, json_body([ROW]), JSON | {"content-encoding": "br"}),
     "accept html": (406, json_body([ROW]), JSON | {"accept": "text/html"}),
 }
 

@@ -1,6 +1,7 @@
 """The registry by itself; test_http.py reads the same counts from a live server."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from tiny import SIZES, rows_for
 
-from service import roster
+from service import metrics, roster
 from service.backend import TopK
 from service.bundle import Bundle
 from service.cells import SharedCells
 from service.engine import Engine
-from service.metrics import Metrics, ModelMetrics
+from service.metrics import Metrics, ModelMetrics, Statistics
 from service.processes import Processes
 from service.roster import Roster
 from service.tally import EXPERT_SECONDS, SECONDS
@@ -45,6 +46,10 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
         "dss_rows",
         "dss_executions",
         "dss_rejected_requests",
+        "dss_denied_requests",
+        "dss_keys_reload_failed",
+        "dss_tls_reload_failed",
+        "dss_log_lines_dropped",
         "dss_queue_rows",
         "dss_queue_seconds",
         "dss_compute_seconds",
@@ -59,6 +64,9 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
         "dss_trained_expert_utilization_ratio",
         "dss_model_info",
         "dss_refused_bundles",
+        "dss_model_label_version",
+        "dss_model_load_seconds",
+        "dss_model_loads",
         "dss_workers",
         "dss_worker_restarts",
     }
@@ -383,3 +391,42 @@ def test_processes_are_summed(tmp_path: Path) -> None:
     )
     memory = value("process_resident_memory_bytes")
     assert 0 < memory < 2.2 * single["process_resident_memory_bytes"]
+
+
+# --- statistics, as Triton's clients see them ------------------------------------------------
+
+
+def test_statistics_charge_each_request_with_the_call_it_shared(model: ModelMetrics) -> None:
+    before = time.time()
+    model.executed([0.25, 0.5], 7, 0.125, result_of(0.0, [7, 0, 0], [0.1, 0.0, 0.0]))
+    model.executed([0.0], 1, 0.5, result_of(0.0, [1, 0, 0], [0.1, 0.0, 0.0]))
+    model.failed(0.75)
+    found = model.statistics
+    assert before <= found.last <= time.time()
+    assert found == Statistics(
+        last=found.last,
+        requests=3,
+        rows=8,
+        executions=2,
+        queue_seconds=0.75,
+        request_seconds=0.125 * 2 + 0.5,
+        failures=1,
+        failure_seconds=0.75,
+    )
+
+
+def test_statistics_are_of_all_workers_and_the_last_call_is_the_latest(
+    tmp_path: Path, tiny: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [
+        Metrics(CollectorRegistry(), SharedCells(tmp_path, number)).model("tiny", 1, tiny)
+        for number in range(3)
+    ]
+    assert workers[2].statistics.last == 0
+    for worker, now in zip(workers[:2], (2000.5, 1000.0), strict=True):
+        monkeypatch.setattr(metrics, "time", lambda now=now: now)
+        worker.executed([0.0], 2, 0.5, result_of(0.0, [2, 0, 0], [0.1, 0.0, 0.0]))
+        worker.failed(1.0)
+    found = workers[2].statistics
+    assert (found.last, found.rows, found.failures) == (2000.5, 4, 2)
+    assert (found.request_seconds, found.failure_seconds) == (1.0, 2.0)

@@ -1,7 +1,6 @@
 """Requests whose head the server knows: real sockets, since packets are what it is about."""
 
 import gc
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,11 +12,13 @@ import pytest
 from fakes import FakeEngine
 from server import in_thread, wait_until
 from tiny import WIDTH, write_tiny
+from wire import Connection, request
 
 from service.app import Application, create_app
 from service.batcher import Batcher
-from service.protocol import HEADS_KEPT, HotProtocol
-from service.settings import Limits, Queue, Settings
+from service.heads import HEADS_KEPT
+from service.protocol import HotProtocol
+from service.settings import EngineSettings, Limits, Queue, Settings
 
 ROUTE = {"route": "/topk", "method": "POST"}
 
@@ -31,15 +32,18 @@ def fake() -> FakeEngine:
 def app(tmp_path: Path, fake: FakeEngine) -> Application:
     write_tiny(tmp_path / "tiny" / "1", labels=False)
     settings = Settings(
-        models=tmp_path, limits=Limits(max_body_bytes=4096, max_rows=4), queue=Queue(max_rows=4)
+        models=tmp_path,
+        limits=Limits(max_body_bytes=4096, max_rows=4),
+        queue=Queue(max_rows=4),
+        engine=EngineSettings(stuck_seconds=60),
     )
     return create_app(settings, engine_factory=lambda *_: fake)
 
 
 @contextmanager
-def started(app: Application, access_log: bool = False, keep_alive: int = 75) -> Iterator[int]:
+def started(app: Application, keep_alive: int = 75) -> Iterator[int]:
     """The port of a server that is ready."""
-    with in_thread(app, access_log=access_log, timeout_keep_alive=keep_alive) as client:
+    with in_thread(app, timeout_keep_alive=keep_alive) as client:
         wait_until(lambda: client.get("/readyz").status_code == 200)
         yield client.base_url.port or 0
 
@@ -49,58 +53,6 @@ def port(app: Application, fake: FakeEngine) -> Iterator[int]:
     with started(app) as number:
         yield number
         fake.release.set()
-
-
-class Connection:
-    """A client that decides what goes into a packet."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
-
-    def __enter__(self) -> "Connection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        while b"\r\n\r\n" not in self._buffer:
-            self._read()
-        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        length = int(headers["content-length"])
-        while len(self._buffer) < length:
-            self._read()
-        body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return int(first.split()[1]), headers, body
-
-    def classes(self) -> list[list[int]]:
-        status, _, body = self.answer()
-        assert status == 200, body
-        found: list[list[int]] = orjson.loads(body)["classes"]
-        return found
-
-    def ended(self) -> bool:
-        return self._socket.recv(1) == b""
-
-    def _read(self) -> None:
-        data = self._socket.recv(65_536)
-        assert data, "the server closed the connection"
-        self._buffer += data
-
-
-def request(value: int, body: bytes | None = None, more: str = "", version: str = "1.1") -> bytes:
-    """A request for the class `value`, always equally long."""
-    if body is None:
-        body = b'{"inputs": [[%3d, 0, 0, 0]], "k": 1}' % value
-    head = f"POST /topk HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n{more}"
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def known(app: Application) -> int:
@@ -135,11 +87,27 @@ def test_a_known_head_is_answered_as_an_unknown_one(app: Application, port: int)
     assert known(app) == 1
     for status, headers, body in found:
         assert (status, body) == (200, found[0][2])
-        assert headers | {"date": ""} == found[0][1] | {"date": ""}
+        own = {"date": "", "x-request-id": ""}
+        assert headers | own == found[0][1] | own
+    assert len({headers["x-request-id"] for _, headers, _ in found}) == 4
     assert counted(app, 200) == 4
     assert set(found[0][1]) - {"date", "server"} == {
-        "content-type", "content-length", "dss-model", "dss-model-version",
+        "content-type", "content-length", "dss-model", "dss-model-version", "x-request-id",
     }  # fmt: skip
+
+
+def test_lines_that_name_a_request_do_not_make_a_head_new(app: Application, port: int) -> None:
+    with Connection(port) as connection:
+        for number in range(5):
+            name = "X-Request-ID" if number % 2 else "x-request-id"
+            trace = f"traceparent: 00-{number:032x}-{1:016x}-01\r\n"
+            connection.send(request(7, more=f"{name}: mine-{number}\r\n{trace}"))
+            status, headers, _ = connection.answer()
+            assert (status, headers["x-request-id"]) == (200, f"mine-{number}")
+            assert known(app) == 1
+        connection.send(request(7))
+        assert connection.answer()[1]["x-request-id"] not in ("", "mine-4")
+    assert known(app) == 1
 
 
 def test_other_connections_know_the_head_too(app: Application, port: int) -> None:
@@ -167,9 +135,10 @@ def test_a_head_is_learned_without_its_body(app: Application, port: int) -> None
     with Connection(port) as connection:
         for value in range(4):
             connection.send(head + b"\r\n\r\n")
-            wait_until(lambda: known(app) == 1)
+            wait_until(lambda: any(made._mid_message or made._piece for made in connections(app)))
             connection.send(body)
             assert connection.classes() == [[4]], value
+            assert known(app) == 1
 
 
 def test_the_second_of_two_heads_is_not_taken_for_the_first(app: Application, port: int) -> None:
@@ -266,8 +235,7 @@ def test_a_client_that_leaves_is_not_computed_for(
             occupy(fake, other)
             connection.send(request(1))
             wait_until(lambda: queued(app) == 1)
-        jobs = app.state.service.repository.get().batcher._waiting[1, 1, True]
-        wait_until(lambda: jobs[0].future.cancelled())
+        wait_until(lambda: queued(app) == 0)  # taken out while the engine is still busy
         fake.release.set()
         assert other.classes() == [[600, 601]]
         wait_until(lambda: queued(app) == 0)
@@ -405,17 +373,6 @@ def test_what_clients_make_up_is_not_kept_without_end(app: Application, port: in
             connection.send(request(1, more=f"X: {number}\r\n"))
             assert connection.classes() == [[1]]
     assert 0 < known(app) <= HEADS_KEPT
-
-
-def test_every_request_is_in_the_access_log_if_there_is_one(
-    app: Application, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    with started(app, access_log=True) as port, Connection(port) as connection:
-        for value in range(3):
-            connection.send(request(value))
-            assert connection.classes() == [[value]]
-    assert caplog.text.count('"POST /topk HTTP/1.1" 200') == 3
 
 
 def test_an_idle_connection_is_closed(app: Application) -> None:

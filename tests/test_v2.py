@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: by hand, and by the client that Triton's users have."""
+"""The Open Inference Protocol by hand; test_tritonclient.py and test_kserve.py ask by clients."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 import pytest
 from numpy.typing import NDArray
-from server import Running
-from tiny import WIDTH, rows_for
+from server import running, wait_until
+from tiny import N_CLASSES, WIDTH, rows_for
 
 from service import bundle
 from service.engine import Engine
@@ -25,18 +25,18 @@ def engine(models: Path) -> Engine:
     return Engine(bundle.read(models / "tiny" / "2"))
 
 
-def request(rows: NDArray[np.float32] = ROWS, **more: object) -> dict[str, Any]:
+def request(rows: NDArray[np.floating[Any]] = ROWS, **more: object) -> dict[str, Any]:
     tensor = {
         "name": "hidden",
         "shape": list(rows.shape),
-        "datatype": "FP32",
+        "datatype": f"FP{8 * rows.itemsize}",
         "data": rows.ravel().tolist(),
     }
     return {"inputs": [tensor], **more}
 
 
 def binary_request(
-    rows: NDArray[np.float32] = ROWS, padding: int = 0, **more: object
+    rows: NDArray[np.floating[Any]] = ROWS, padding: int = 0, **more: object
 ) -> tuple[bytes, dict[str, str]]:
     document = request(rows, **more)
     tensor = document["inputs"][0]
@@ -125,13 +125,26 @@ def changed(**fields: object) -> dict[str, Any]:
     return document
 
 
+def asked_for(parameters: object) -> dict[str, Any]:
+    return request(outputs=[{"name": "classes", "parameters": parameters}])
+
+
 BAD: dict[str, tuple[int, object]] = {
     "not json": (400, b"{"),
     "a list": (422, []),
     "no inputs": (422, {}),
     "two inputs": (422, {"inputs": [{}, {}]}),
     "another input": (422, changed(name="other")),
-    "another type": (422, changed(datatype="FP64")),
+    "another type": (422, changed(datatype="BF16")),
+    "a type that is none": (422, changed(datatype=[])),
+    "FP16 as JSON": (422, changed(datatype="FP16")),
+    "FP64 too large": (422, changed(datatype="FP64", data=[1e39] * 12)),
+    "shared memory": (400, changed(parameters={"shared_memory_region": "r"})),
+    "output in shared memory": (400, asked_for({"shared_memory_region": "r"})),
+    "classification": (400, asked_for({"classification": 3})),
+    "output's parameters": (422, asked_for(3)),
+    "timeout": (422, request(parameters={"timeout": 1.5})),
+    "negative timeout": (422, request(parameters={"timeout": -1})),
     "no shape": (422, changed(shape=None)),
     "one dimension": (422, changed(shape=[12])),
     "a boolean size": (422, changed(shape=[True, 12])),
@@ -188,8 +201,38 @@ def test_not_a_number_is_422(http: httpx.Client) -> None:
     assert error == "inputs[0][0] is a NaN or an infinity."
 
 
-def test_compressed_bodies_are_415(http: httpx.Client) -> None:
-    assert_error(http.post(INFER, json=request(), headers={"content-encoding": "gzip"}), 415)
+@pytest.mark.parametrize("kind", ["f2", "f8"])
+def test_other_floats_are_taken_as_float32(http: httpx.Client, engine: Engine, kind: str) -> None:
+    for padding in range(2):
+        content, headers = binary_request(ROWS.astype(kind), padding, parameters={"k": 4})
+        assert_answers(tensors(http.post(INFER, content=content, headers=headers)), engine, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("f2", np.inf), ("f2", np.nan), ("f8", np.nan), ("f8", 1e39)]
+)
+def test_what_no_float32_can_be_is_422(http: httpx.Client, kind: str, value: float) -> None:
+    content, headers = binary_request(np.full((2, WIDTH), value, kind))
+    error = assert_error(http.post(INFER, content=content, headers=headers), 422)
+    assert error.startswith("inputs[0][0] is ")
+
+
+def test_an_answer_holds_each_output_once(http: httpx.Client) -> None:
+    outputs = [{"name": "classes"}] * 2
+    error = assert_error(http.post(INFER, json=request(outputs=outputs)), 422)
+    assert error == "An output is asked for twice."
+
+
+def test_unknown_parameters_are_ignored(http: httpx.Client) -> None:
+    parameters = {"priority": 1, "sequence_id": 5, "sequence_start": True, "mine": "x"}
+    assert http.post(INFER, json=request(parameters=parameters)).status_code == 200
+
+
+def test_a_request_says_how_long_it_will_wait(http: httpx.Client) -> None:
+    for microseconds in (0, 20_000_000):
+        response = http.post(INFER, json=request(parameters={"timeout": microseconds}))
+        assert response.status_code == 200
+    assert_error(http.post(INFER, json=request(parameters={"timeout": 1})), 504)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +243,15 @@ def test_compressed_bodies_are_415(http: httpx.Client) -> None:
         ("GET", "/v2/models/nobody", 404),
         ("GET", "/v2/models/nobody/ready", 404),
         ("GET", "/v2/models/tiny/versions/3", 404),
+        ("GET", "/v2/models/nobody/config", 404),
+        ("GET", "/v2/models/tiny/versions/9/config", 404),
+        ("GET", "/v2/models/nobody/stats", 404),
+        ("GET", "/v2/models/tiny/versions/9/stats", 404),
+        ("GET", "/v2/models/nobody/trace/setting", 404),
+        ("GET", "/v2/systemsharedmemory/region/r/status", 400),
+        ("POST", "/v2/logging", 403),
+        ("POST", "/v2/models/tiny/stats", 405),
+        ("POST", "/v2/cudasharedmemory/region/r/register", 403),
         ("GET", "/v2/nothing", 404),
         ("GET", "/v2/models/tiny/infer", 405),
     ],
@@ -220,7 +272,7 @@ def assert_error(response: httpx.Response, status: int) -> str:
 
 
 def test_server_and_models_describe_themselves(http: httpx.Client) -> None:
-    assert http.get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert http.get("/v2").json()["name"] == "doubly-sparse-softmax"
     assert http.get("/v2/health/live").json() == {"live": True}
     assert http.get("/v2/health/ready").json() == {"ready": True}
     assert http.get("/v2/models/tiny/ready").json() == {"name": "tiny", "ready": True}
@@ -232,31 +284,61 @@ def test_server_and_models_describe_themselves(http: httpx.Client) -> None:
     assert http.get("/v2/models/tiny/versions/1").json() == model
 
 
-# --- Triton's own client ---------------------------------------------------------------------
+def test_the_configuration_is_what_triton_would_say(http: httpx.Client) -> None:
+    config = http.get("/v2/models/tiny/config").json()
+    assert (config["name"], config["max_batch_size"]) == ("tiny", 4096)
+    assert config["input"] == [{"name": "hidden", "data_type": "TYPE_FP32", "dims": [WIDTH]}]
+    assert config["output"] == [
+        {"name": "classes", "data_type": "TYPE_INT64", "dims": [-1]},
+        {"name": "log_probs", "data_type": "TYPE_FP32", "dims": [-1]},
+        {"name": "experts", "data_type": "TYPE_INT64", "dims": []},
+        {"name": "gates", "data_type": "TYPE_FP32", "dims": []},
+    ]
+    assert config["version_policy"] == {"latest": {"num_versions": 2}}
+    facts = {name: fact["string_value"] for name, fact in config["parameters"].items()}
+    assert (facts["n_classes"], facts["n_experts"]) == (str(N_CLASSES), "3")
+    assert (facts["version"], facts["max_k"]) == ("2", str(N_CLASSES))
+    older = http.get("/v2/models/tiny/versions/1/config").json()
+    assert older["parameters"]["version"] == {"string_value": "1"}
 
 
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("binary", [True, False])
-def test_the_client_of_triton_gets_its_answers(
-    server: Running, engine: Engine, binary: bool
-) -> None:
-    triton = pytest.importorskip("tritonclient.http")
-    client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("tiny")
-    assert not client.is_model_ready("nobody")
-    assert client.get_model_metadata("tiny", "1")["name"] == "tiny"
+def test_every_route_is_described(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    described = {path for path in paths if path.startswith("/v2")}
+    for operations in (paths[path] for path in described):
+        assert all(operation["tags"] == ["v2"] for operation in operations.values())
+    for path in ("config", "stats", "versions/{version}/stats", "trace/setting", "infer"):
+        assert f"/v2/models/{{name}}/{path}" in described
+    assert {"/v2/models/stats", "/v2/logging", "/v2/systemsharedmemory/status"} <= described
 
-    hidden = triton.InferInput("hidden", ROWS.shape, "FP32")
-    hidden.set_data_from_numpy(ROWS, binary_data=binary)
-    asked = [triton.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS]
-    for outputs in (asked, None):
-        result = client.infer(
-            "tiny", [hidden], outputs=outputs, request_id="7", parameters={"k": 4, "experts": 2}
-        )
-        assert result.get_response()["id"] == "7"
-        assert_answers({name: result.as_numpy(name) for name in OUTPUTS}, engine, 4, 2)
-    with pytest.raises(triton.InferenceServerException, match="k is 0"):
-        client.infer("tiny", [hidden], parameters={"k": 0})
-    client.close()
+
+# --- what the log shows ----------------------------------------------------------------------
+
+
+def shown(settings: dict[str, Any]) -> list[bool]:
+    names = ("log_verbose_level", "log_info", "log_warning", "log_error")
+    return [bool(settings[name]) for name in names]
+
+
+def test_the_log_level_is_changed_in_all_workers(models: Path, tmp_path: Path) -> None:
+    env = {"DSS_ACCESS__OPEN_ADMIN": "true"}
+    with (
+        running(models, tmp_path / "log", "--workers", "2", env=env) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        assert shown(http.get("/v2/logging").json()) == [False, True, True, True]
+        told = http.post("/v2/logging", json={"log_info": False}).json()
+        assert shown(told) == [False, False, True, True]
+
+        def of_each() -> list[dict[str, Any]]:
+            """Each connection goes to the next worker."""
+            return [httpx.get(f"{server.url}/v2/logging").json() for _ in range(4)]
+
+        wait_until(lambda: all(settings == told for settings in of_each()))
+
+        for _ in range(6):
+            with httpx.Client(base_url=server.url) as other:
+                assert other.post(INFER, json=request()).status_code == 200
+        (stats,) = http.get("/v2/models/tiny/versions/2/stats").json()["model_stats"]
+        assert stats["inference_stats"]["success"]["count"] == 6
+        assert stats["inference_count"] == 6 * len(ROWS)

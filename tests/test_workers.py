@@ -7,61 +7,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from server import Running, running, wait_until
-from tiny import rows_for
+from group import Group, alive, ask, group
+from server import wait_until
 
-from service import health, roster, workers
+from service import health, workers
 from service.app import create_app
-from service.cells import SharedCells
 from service.errors import NotStarted
-from service.health import NotReady
-from service.roster import Roster
 from service.settings import Settings
-from service.state import State
 from service.worker import WorkerServer
 
-TOPK = {"inputs": rows_for(0, 1).tolist(), "k": 1}
 STOP_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Group:
-    server: Running
-    folder: Path  # where its workers' counts are
-
-    @property
-    def roster(self) -> Roster:
-        return roster.read(self.folder)
-
-    def answered(self) -> list[int]:
-        """Good answers to /topk by each worker."""
-        key = ("http", "/topk", "POST", "200")
-        reader = SharedCells(self.folder, 99)
-        return [int(sheet.values[1:].sum()) for sheet in reader.sheets(key)]
-
-    def total(self) -> float:
-        """The same as /metrics has it, whichever worker is asked."""
-        totals = set()
-        for _ in self.roster.workers:  # each connection is another worker's
-            text = httpx.get(self.server.url + "/metrics").text
-            line = 'dss_http_requests_total{method="POST",route="/topk",status="200"} '
-            totals |= {float(found[len(line) :]) for found in text.splitlines() if line in found}
-        (total,) = totals
-        return total
-
-
-@contextmanager
-def group(models: Path, folder: Path, *arguments: str, workers: int = 2) -> Iterator[Group]:
-    arguments = ("--workers", str(workers), "--default-model", "tiny", *arguments)
-    with running(models, folder / "log", *arguments, env={"TMPDIR": str(folder)}) as server:
-        (shared,) = folder.glob("dss-*")
-        yield Group(server, shared)
 
 
 @pytest.fixture(scope="module")
@@ -70,29 +30,20 @@ def two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grou
         yield started
 
 
-def ask(group: Group, connections: int, times: int = 1) -> None:
-    """Good requests, on connections that are all open at once."""
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(httpx.Client(base_url=group.server.url, timeout=30))
-            for _ in range(connections)
-        ]
-        for _ in range(times):
-            for client in clients:
-                assert client.post("/topk", json=TOPK).status_code == 200
-
-
 def test_connections_are_dealt_out_evenly(two: Group) -> None:
-    before = two.answered() or [0, 0]
+    before = two.answered()
     ask(two, connections=16, times=3)
-    assert [now - then for now, then in zip(two.answered(), before, strict=True)] == [24, 24]
+    assert {number: now - before.get(number, 0) for number, now in two.answered().items()} == {
+        0: 24,
+        1: 24,
+    }
 
 
 def test_every_worker_shows_the_totals(two: Group) -> None:
     ask(two, connections=2)
     before = two.total()
     ask(two, connections=5, times=4)
-    assert two.total() == before + 20 == sum(two.answered())
+    assert two.total() == before + 20 == sum(two.answered().values())
     rows = [expert_rows(two) for _ in two.roster.workers]
     assert rows[0] == rows[1]
     assert sum(rows[0]) == 2 * two.total()
@@ -131,10 +82,10 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(models: Path, tmp_path:
         def both_answer() -> bool:
             before = two.answered()
             ask(two, connections=2)
-            return all(now > then for now, then in zip(two.answered(), before, strict=True))
+            return all(now > before[number] for number, now in two.answered().items())
 
         wait_until(both_answer)
-        assert two.total() == sum(two.answered())
+        assert two.total() == sum(two.answered().values())
 
 
 def test_sigterm_fails_readiness_first_and_ends_everything_with_0(
@@ -175,19 +126,8 @@ def test_a_worker_with_a_dead_engine_ends_by_itself(
         worker = WorkerServer(create_app(settings), settings, theirs, replaces=False)
         assert not asyncio.run(worker.on_tick(0))
 
-        def check_live(state: State) -> None:
-            raise NotReady(f"An engine of {state.settings.models} has died.")
-
-        monkeypatch.setattr(health, "check_live", check_live)
+        monkeypatch.setattr(health, "beyond_help", lambda _: "An engine has died.")
         assert asyncio.run(worker.on_tick(1))
-
-
-def alive(process: int) -> bool:
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_taken_port_is_one_sentence_and_a_status(two: Group, models: Path) -> None:
@@ -197,9 +137,7 @@ def test_a_taken_port_is_one_sentence_and_a_status(two: Group, models: Path) -> 
         [*command, "--workers", "2", "--port", port], capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == (
-        f"Error: The server could not start on 127.0.0.1:{port}."
-    )
+    assert f"Error: The server could not start on 127.0.0.1:{port}." in ended.stderr.splitlines()
     assert "Traceback" not in ended.stderr
 
 
@@ -218,3 +156,36 @@ def test_the_supervisor_imports_no_server() -> None:
     ).stdout
     for heavy in ("numpy", "numba", "onnx", "fastapi", "uvicorn", "prometheus_client"):
         assert f"'{heavy}'" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("empty", "silent", "takers"),
+    [
+        ((), (), [0, 1, 2, 0, 1, 2]),
+        ((1,), (), [0, 2, 0, 2, 0, 2]),
+        ((), (0, 2), [1, 1, 1, 1, 1, 1]),
+        ((0,), (1,), [2, 2, 2, 2, 2, 2]),
+        ((0, 1), (2,), [0, 1, 2, 0, 1, 2]),
+    ],
+)
+def test_connections_go_to_workers_that_turn_and_have_a_model(
+    empty: tuple[int, ...], silent: tuple[int, ...], takers: list[int], tmp_path: Path
+) -> None:
+    supervisor = workers.Supervisor(Settings(workers=3), tmp_path, [])
+    with ExitStack() as stack:
+        theirs = {}
+        for number in range(3):
+            ours, theirs[number] = map(stack.enter_context, socket.socketpair())
+            theirs[number].setblocking(False)
+            worker = workers.Worker(number, ours, ready_since=0.0)
+            worker.empty, worker.silent = number in empty, 2.0 * (number in silent)
+            supervisor._workers[number] = worker
+        found = []
+        for _ in takers:
+            supervisor._hand_out(socket.socket())
+            for number, channel in theirs.items():
+                with suppress(BlockingIOError):
+                    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+                    os.close(descriptors[0])
+                    found.append(number)
+    assert found == takers

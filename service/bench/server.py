@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from service.bundle import MANIFEST
 from service.errors import DSSError
-from service.repository import NAME, scan
+from service.folders import NAME, scan
 
 START_SECONDS = 120.0  # its loops may have to be compiled
 STOP_SECONDS = 20.0

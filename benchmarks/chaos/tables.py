@@ -1,0 +1,110 @@
+"""The scenarios' tables, always rendered from their JSON, between two marks of a document."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.http_tables import MarksMissing
+
+BEGIN, END = "<!-- chaos:begin -->", "<!-- chaos:end -->"
+MIB = 2**20
+
+
+def update(document: Path, results: Mapping[str, Any]) -> None:
+    text = document.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise MarksMissing(f"{document} does not hold {BEGIN} and then {END}.")
+    document.write_text(f"{before}{BEGIN}\n{render(results)}\n{END}{after}", encoding="utf-8")
+
+
+def render(results: Mapping[str, Any]) -> str:
+    found = results["scenarios"]
+    machine = results["machine"]
+    return "\n\n".join(
+        [
+            f"Measured on {machine['cores']} cores of an {machine['cpu']}, which the load generator"
+            f" shares, by `{results['command']}`.",
+            _counts(found),
+            "Every criterion:",
+            _criteria(found),
+            "Further facts:",
+            _facts(found),
+        ]
+    )
+
+
+def _counts(found: Mapping[str, Any]) -> str:
+    heads = [
+        "scenario", "holds", "sent", "answered", "refused", "rejected", "failed", "wrong", "lost",
+        "memory, start / end", "descriptors", "p50 / p99", "took",
+    ]  # fmt: skip
+    rows = []
+    for figures in found.values():
+        if figures["not_run"]:
+            rows.append([figures["title"], "not run", *[""] * (len(heads) - 2)])
+            continue
+        failed = ", ".join(f"{count:,} {kind}" for kind, count in figures["failed"].items())
+        rows.append(
+            [
+                figures["title"],
+                "yes" if figures["passed"] else "**no**",
+                *(
+                    f"{figures[name]:,}" if figures["sent"] else ""
+                    for name in ("sent", "answered", "refused", "rejected")
+                ),
+                failed or "0",
+                f"{figures['wrong']:,}",
+                f"{figures['lost']:,}",
+                _pair(figures["rss_start"], figures["rss_end"], MIB, " MB"),
+                _pair(figures["fds_start"], figures["fds_end"], 1, ""),
+                _latencies(figures),
+                f"{figures['seconds']:,.0f} s",
+            ]
+        )
+    return _table(heads, rows)
+
+
+def _criteria(found: Mapping[str, Any]) -> str:
+    rows = []
+    for figures in found.values():
+        if figures["not_run"]:
+            rows.append([figures["title"], "", "not run", figures["not_run"]])
+        for criterion in figures["criteria"]:
+            holds = "yes" if criterion["passed"] else "**no**"
+            rows.append([figures["title"], criterion["words"], holds, criterion["found"]])
+    return _table(["scenario", "criterion", "holds", "found"], rows)
+
+
+def _facts(found: Mapping[str, Any]) -> str:
+    rows = [
+        [figures["title"], name, _number(value)]
+        for figures in found.values()
+        for name, value in figures["facts"].items()
+    ]
+    return _table(["scenario", "fact", "value"], rows)
+
+
+def _pair(start: float | None, end: float | None, unit: int, name: str) -> str:
+    if start is None or end is None:
+        return ""
+    return f"{start / unit:,.0f} / {end / unit:,.0f}{name}"
+
+
+def _latencies(figures: Mapping[str, Any]) -> str:
+    if figures["p50_ms"] is None:
+        return ""
+    return f"{figures['p50_ms']:.1f} / {figures['p99_ms']:.1f} ms"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines = [heads, ["---"] * len(heads), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

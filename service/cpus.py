@@ -1,0 +1,104 @@
+"""How many CPUs this process may use: its container's limit, not what the machine has.
+
+A container sees all CPUs of its host, but the kernel stops it for the rest of a period once it has
+used up its share. Threads beyond that share only take turns being stopped.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/")
+
+
+def allowed(root: Path = ROOT, present: int | None = None) -> float:
+    """CPUs' worth of time, perhaps a fraction: the least that any limit allows.
+
+    `present` is the number of CPUs that the process may run on at all.
+    """
+    here = _present() if present is None else present
+    return min([float(here), *quotas(root)])
+
+
+def whole(root: Path = ROOT, present: int | None = None) -> int:
+    """The same in whole CPUs, at least one."""
+    return max(1, int(allowed(root, present)))
+
+
+def share(workers: int, root: Path = ROOT, present: int | None = None) -> int:
+    """Threads for each of several workers, at least one."""
+    return max(1, int(allowed(root, present) / workers))
+
+
+def told(workers: int, threads: int | None) -> str:
+    """For the log: what there is, and what is made of it."""
+    taken = share(workers) if threads is None else threads
+    return f"{allowed():g} CPUs for {workers} workers; ONNX Runtime takes {taken} threads in each."
+
+
+def quotas(root: Path = ROOT) -> Iterator[float]:
+    """Every limit on this process's control groups and on the groups that they are in."""
+    mounted = root / "sys/fs/cgroup"
+    for controllers, path in _groups(root / "proc/self/cgroup"):
+        if controllers == [""]:  # version 2; `unified` where version 1 is there as well
+            for place in (mounted, mounted / "unified"):
+                yield from filter(None, map(_quota, _upwards(place, path)))
+        elif "cpu" in controllers:
+            for place in {mounted / "cpu", mounted / ",".join(controllers)}:
+                yield from filter(None, map(_old_quota, _upwards(place, path)))
+
+
+def _groups(file: Path) -> Iterator[tuple[list[str], PurePosixPath]]:
+    """Lines such as `0::/system.slice/a.service` and `4:cpu,cpuacct:/docker/1f`."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        yield controllers.split(","), PurePosixPath(path)
+
+
+def _upwards(mounted: Path, path: PurePosixPath) -> Iterator[Path]:
+    """A group's folder and those above it.
+
+    In a container the path may be the host's while what is mounted is the container's own group;
+    then only the last of these is there.
+    """
+    below = path.relative_to("/")
+    if ".." not in below.parts:
+        for part in (below, *below.parents):
+            if part != PurePosixPath("."):
+                yield mounted / part
+    yield mounted
+
+
+def _quota(group: Path) -> float | None:
+    """`cpu.max` is `max 100000` or `150000 100000`: microseconds of each period."""
+    words = _read(group / "cpu.max").split()
+    return _ratio(words[0], words[1]) if len(words) == 2 else None
+
+
+def _old_quota(group: Path) -> float | None:
+    return _ratio(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    try:
+        least, each = int(quota), int(period)
+    except ValueError:  # `max`, or not there
+        return None
+    return least / each if least > 0 and each > 0 else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _present() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

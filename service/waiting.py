@@ -1,0 +1,103 @@
+"""Requests that wait for an engine, within bounds of rows, bytes and time.
+
+Not safe by itself: the batcher calls it under its lock.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = tuple[int, int, bool]  # k, experts, counted; jobs of one kind may be joined
+
+
+class Job(NamedTuple):
+    hidden: NDArray[np.float32]  # [B,D]
+    kind: Kind
+    future: "asyncio.Future[Any]"
+    queued: float
+    deadline: float
+    seconds: float  # what it is expected to cost
+
+
+class Bounds(NamedTuple):
+    rows: int
+    bytes: int
+    seconds: float
+
+
+class Waiting:
+    """Jobs are kept by what they may be joined with: the first kind is served next and goes to the
+    end of the line if jobs are left, so that no kind can starve another."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._jobs: dict[Kind, deque[Job]] = {}
+        self.rows = 0
+        self._bytes = 0
+        self._seconds = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        for jobs in self._jobs.values():
+            yield from jobs
+
+    @property
+    def kinds(self) -> Iterable[Kind]:
+        return self._jobs
+
+    def has_room(self, rows: int, size: int) -> bool:
+        """For so many more rows and bytes, behind what waits already."""
+        bounds = self._bounds
+        return not self._jobs or (
+            self.rows + rows <= bounds.rows
+            and self._bytes + size <= bounds.bytes
+            and self._seconds <= bounds.seconds
+        )
+
+    def add(self, job: Job) -> None:
+        self._jobs.setdefault(job.kind, deque()).append(job)
+        self._count(job, 1)
+
+    def take(self, max_rows: int) -> list[Job]:
+        """The jobs of the next call: of one kind, and no more rows than that unless one has."""
+        kind = next(iter(self._jobs))
+        jobs = self._jobs.pop(kind)
+        batch = [jobs.popleft()]
+        rows = len(batch[0].hidden)
+        while jobs and rows + len(jobs[0].hidden) <= max_rows:
+            batch.append(jobs.popleft())
+            rows += len(batch[-1].hidden)
+        if jobs:
+            self._jobs[kind] = jobs
+        for job in batch:
+            self._count(job, -1)
+        return batch
+
+    def drop(self, unwanted: Callable[[Job], bool]) -> list[Job]:
+        """Take out those that nobody should compute."""
+        dropped = [job for job in self if unwanted(job)]
+        if dropped:
+            gone = set(map(id, dropped))
+            for kind, jobs in list(self._jobs.items()):
+                kept = deque(job for job in jobs if id(job) not in gone)
+                if kept:
+                    self._jobs[kind] = kept
+                else:
+                    del self._jobs[kind]
+            for job in dropped:
+                self._count(job, -1)
+        return dropped
+
+    def clear(self) -> list[Job]:
+        return self.drop(lambda _: True)
+
+    def _count(self, job: Job, sign: int) -> None:
+        self.rows += sign * len(job.hidden)
+        self._bytes += sign * job.hidden.nbytes
+        self._seconds = self._seconds + sign * job.seconds if self._jobs else 0.0
