@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test kserve check format bench bench-http demo figures
+.PHONY: install serve test kserve check format bench bench-http demo figures chaos
 
 install: $(VENV)/.serve
 
@@ -51,6 +51,11 @@ bench: $(VENV)/.dev
 bench-http: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.http --tables docs/performance.md
+
+# Abuse and faults: 20 minutes, and a soak of 30. Some of it needs root and apt's faketime.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.chaos; status=$$?; \
+	$(BIN)/python -m benchmarks.chaos --tables docs/chaos.md; exit $$status
 
 # How the committed demo bundle was made; DEMO names where a new one goes.
 DEMO ?= models/demo/2

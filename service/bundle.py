@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ CLASSES = "index/classes.npy"
 LABELS = "labels.txt"
 SAMPLES = "samples.npy"
 NO_CHECKSUM = "0" * 64
+# Files that are read as a whole: protobuf has this limit, and labels for every class fit in.
+LARGEST_FILE = 2**31 - 1
+LARGEST_MANIFEST = 2**26
 QUANTISED_TYPE = np.dtype(np.int8)
 
 
@@ -40,10 +43,10 @@ class TrainingFacts(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    utilization: list[float]
-    flops_speedup: float = Field(gt=0)
-    accuracy: float | None = None
-    full_accuracy: float | None = None
+    utilization: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    flops_speedup: float = Field(gt=0, allow_inf_nan=False)
+    accuracy: float | None = Field(default=None, allow_inf_nan=False)
+    full_accuracy: float | None = Field(default=None, allow_inf_nan=False)
 
 
 class FileEntry(BaseModel):
@@ -221,9 +224,7 @@ def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) 
     return snapshot(_checked_file(folder, name, entry), entry.bytes, entry.sha256)
 
 
-def _numbers(
-    copied: dict[str, memoryview], name: str, dtype: np.dtype[Any]
-) -> NDArray[Any] | None:
+def _numbers(copied: dict[str, memoryview], name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     content = copied.get(f"experts/{name}")
     return None if content is None else np.frombuffer(content, dtype)
 
@@ -232,6 +233,9 @@ def read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
     if not file.is_file():
         raise errors.BundleMissing(f"{path} holds no {MANIFEST}, so it is not a bundle.")
+    _check_within(path, MANIFEST)
+    if file.stat().st_size > LARGEST_MANIFEST:
+        raise errors.ManifestMalformed(f"{MANIFEST} has more than {LARGEST_MANIFEST} bytes.")
     content = file.read_bytes()
     try:
         fields = json.loads(content)
@@ -307,6 +311,8 @@ def _check_matrix_sizes(manifest: Manifest) -> None:
 
 
 def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
+    if entry.bytes > LARGEST_FILE:
+        raise errors.FileSizeWrong(f"{name} has more than {LARGEST_FILE} bytes.")
     content = _checked_file(folder, name, entry).read_bytes()
     if _sha256(content) != entry.sha256:
         raise errors.ChecksumWrong(f"{name} does not match its checksum.")
@@ -317,12 +323,16 @@ def _checked_file(folder: Path, name: str, entry: FileEntry) -> Path:
     file = folder / name
     if not file.is_file():
         raise errors.FileMissing(f"{name} is missing from the bundle.")
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise errors.PathLeavesBundle(f"{name} is a link that leaves the bundle.")
+    _check_within(folder, name)
     size = file.stat().st_size
     if size != entry.bytes:
         raise errors.FileSizeWrong(f"{name} has {size} bytes where {entry.bytes} are expected.")
     return file
+
+
+def _check_within(folder: Path, name: str) -> None:
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise errors.PathLeavesBundle(f"{name} is a link that leaves the bundle.")
 
 
 def _read_index(
@@ -350,7 +360,7 @@ def _read_array(
 ) -> NDArray[Any]:
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, MemoryError, RecursionError) as error:
         raise errors.ArrayMalformed(f"{name} is not a plain .npy array.") from error
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         raise errors.ArrayMalformed(f"{name} is not a {dtype.name} .npy array.")

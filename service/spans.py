@@ -6,7 +6,7 @@ One span for the request, and inside it one for each step: decode, queue, gate, 
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points, version
 from time import monotonic, perf_counter, time_ns
 from typing import Any
@@ -192,13 +192,14 @@ def _resource() -> Resource:
 class Complaints(logging.Handler):
     """What the SDK has to say, as a warning of ours, and seldom: a dead collector is news once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(logging.WARNING)
+        self._clock = clock
         self._said = -QUIET_SECONDS
         self._held = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        now = monotonic()
+        now = self._clock()
         if now - self._said < QUIET_SECONDS:
             self._held += 1
             return

@@ -153,6 +153,7 @@ class Supervisor:
                 self._nursery.end()
                 self._nursery.process.wait()
             for worker in self._workers.values():
+                loop.remove_reader(worker.channel)
                 worker.channel.close()
                 worker.end()
         if self._failed:

@@ -37,7 +37,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "weights.bin"
+    path = tmp_path / "numbers.bin"
     path.write_bytes(CONTENT)
     return path
 
@@ -53,8 +53,9 @@ def descriptors() -> int:
 
 
 def inodes() -> set[str]:
+    """Of the copies of this file's name that are mapped; a bundle's are called otherwise."""
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split()[4] for line in maps if "memfd:weights.bin" in line}
+    return {line.split()[4] for line in maps if "memfd:numbers.bin" in line}
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def test_nobody_can_change_it(file: Path, snapshot: Snapshot) -> None:
     ours = [
         link
         for link in Path("/proc/self/fd").iterdir()
-        if link.is_symlink() and "memfd:weights.bin" in str(link.readlink())
+        if link.is_symlink() and "memfd:numbers.bin" in str(link.readlink())
     ]
     assert ours
     for link in ours:
@@ -106,7 +107,7 @@ def test_what_is_wrong_is_named_and_leaves_nothing(
     file: Path, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     before = descriptors()
-    with pytest.raises(ChecksumWrong, match=r"weights\.bin does not match"):
+    with pytest.raises(ChecksumWrong, match=r"numbers\.bin does not match"):
         snapshot(file, len(CONTENT), "0" * 64)
     with pytest.raises(FileSizeWrong, match="shorter"):
         snapshot(file, len(CONTENT) + 1, SHA256)

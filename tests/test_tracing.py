@@ -510,15 +510,14 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end(
     assert "The last traces were not taken in 0.2 seconds." in caplog.text
 
 
-def test_complaints_are_repeated_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_complaints_are_repeated_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     moments = iter([0.0, 1.0, 59.0, 61.0])
-    monkeypatch.setattr(spans, "monotonic", lambda: next(moments))
-    complaints = spans.Complaints()
+    complaints = spans.Complaints(lambda: next(moments))
     for number in range(4):
         complaints.handle(logging.makeLogRecord({"msg": f"no. {number}", "levelno": 40}))
-    assert [record.getMessage() for record in caplog.records] == [
+    said = [record.getMessage() for record in caplog.records]
+    # Threads of other tests may still complain of a collector of theirs.
+    assert [line for line in said if "no. " in line] == [
         "Of traces: no. 0",
         "Of traces: no. 3 (Since the last time 2 such messages.)",
     ]

@@ -9,15 +9,16 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from footprint import descriptors, resident
 from server import Running, running, wait_until
 from tiny import write_tiny
 from traffic import traffic
+from wide import WIDTH, write_wide
 
-from service import bundle, roster
+from service import roster
 
 FAST = {"DSS_REPOSITORY__POLL_SECONDS": "0.1", "DSS_ACCESS__OPEN_ADMIN": "true"}
 HIDDEN = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-WIDTH, CLASSES = 256, 8192  # of a bundle of 8 MiB: what is not let go shows
 
 
 @pytest.fixture(scope="module")
@@ -235,37 +236,6 @@ def test_a_bundle_may_be_damaged_while_it_is_served(
 
 
 # --- many ------------------------------------------------------------------------------------
-
-
-def write_wide(
-    path: Path,
-    seed: int,
-    width: int = WIDTH,
-    classes: int = CLASSES,
-    weight: float | None = None,
-) -> Path:
-    """One expert that holds all classes."""
-    rng = np.random.default_rng(seed)
-    numbers = rng.normal(size=(classes, width)).astype(np.float32)
-    bundle.write(
-        path,
-        gate=np.ones((1, width), np.float32),
-        weight=numbers if weight is None else np.full_like(numbers, weight),
-        offsets=np.array([0, classes]),
-        classes=np.arange(classes, dtype=np.int32),
-        n_classes=classes,
-        training=bundle.TrainingFacts(utilization=[1.0], flops_speedup=1.0),
-    )
-    return path
-
-
-def resident(process: int) -> int:
-    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def descriptors(process: int) -> int:
-    return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
 def settled(client: httpx.Client, name: str, versions: set[int]) -> None:

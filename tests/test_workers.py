@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,11 +18,11 @@ from server import wait_until
 
 from service import health, workers
 from service.app import create_app
-from service.errors import NotStarted
 from service.settings import Settings
 from service.worker import WorkerServer
 
 STOP_SECONDS = 30.0
+BROKEN = "import sys; from service.cli import cli; sys.executable = '/bin/false'"
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +142,18 @@ def test_a_taken_port_is_one_sentence_and_a_status(two: Group, models: Path) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_workers_that_cannot_start_are_no_server(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(NotStarted):
-        workers.supervise(Settings(models=models, port=0, workers=2))
+def test_workers_that_cannot_start_are_no_server(models: Path) -> None:
+    serve = f"cli(['serve', '--models', {str(models)!r}, '--port', '0', '--workers', '2'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{BROKEN}; {serve}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "Error: The server could not start on 127.0.0.1:0." in ended.stderr.splitlines()
+    assert re.search("Worker [01] could not be made.", ended.stderr)
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_supervisor_imports_no_server() -> None:

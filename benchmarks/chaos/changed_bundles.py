@@ -27,7 +27,7 @@ def run(context: Context) -> Figures:
     arguments = ("--workers", str(workers))
     env = WATCHING | {"DSS_REPOSITORY__KEEP_VERSIONS": "1"}
     with serving(models, context.folder / "run", *arguments, env=env) as server:
-        pids = server.workers()
+        pids = server.pids()
         with loading(Plan(server.port, asked, connections=8, rate=500)) as load:
             load.wait_for_answers(200)
             figures.rss_start = server.rss()

@@ -35,12 +35,13 @@ def library() -> str:
 def run(context: Context) -> Figures:
     figures = Figures()
     asked = questions.ask(bundles.write(context.folder / "models", [1]))
+    jumps = dict(list(JUMPS.items())[context.count(-2, 0) :])
     clock = context.folder / "clock"
     clock.write_text("+0\n")
     env = {
         "LD_PRELOAD": library(),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",  # seconds until the file is read again
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
@@ -49,7 +50,7 @@ def run(context: Context) -> Figures:
         with loading(Plan(server.port, asked, connections=8, rate=300)) as load:
             load.wait_for_answers(100)
             figures.rss_start = server.rss()
-            for words, jump in JUMPS.items():
+            for words, jump in jumps.items():
                 context.say(words)
                 offset = float(jump) if jump else 60.0 - time.time()
                 _set(clock, offset)
@@ -67,12 +68,13 @@ def run(context: Context) -> Figures:
         status = server.stop()
     outcome.counted_in(figures)
     figures.p50_ms, figures.p99_ms = outcome.percentile(50), outcome.percentile(99)
-    figures.facts = {"jumps": ", ".join(JUMPS)}
+    figures.facts = {"jumps": ", ".join(jumps)}
     figures.require_right()
     figures.require_none_failed()
     figures.require_none_lost()
     silence = outcome.longest_silence(outcome.begun + 0.5, outcome.ended)
-    figures.require("never silent for a second", silence < 1.0, f"{silence:.3f} s")
+    most = context.choose(5.0, 1.0)  # the quick form runs beside other tests
+    figures.require(f"never silent for {most:g} s", silence < most, f"{silence:.3f} s")
     figures.require("/metrics and /readyz answer", (metrics, ready) == (200, 200), (metrics, ready))
     figures.require("SIGTERM ends it with status 0", status == 0, status)
     return figures

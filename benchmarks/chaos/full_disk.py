@@ -25,7 +25,7 @@ def run(context: Context) -> Figures:
         env = WATCHING | {"TMPDIR": str(temporary)}
         arguments = ("--workers", str(context.count(1, 2)))
         with serving(models, full / "run", *arguments, env=env) as server:
-            pids = server.workers()
+            pids = server.pids()
             with loading(Plan(server.port, asked, connections=8, rate=300)) as load:
                 load.wait_for_answers(100)
                 figures.rss_start = server.rss()

@@ -18,7 +18,7 @@ from benchmarks.chaos import bundles, questions, replies
 from benchmarks.chaos.figures import Context, Figures
 from benchmarks.chaos.mutations import Case, Maker
 from benchmarks.chaos.replies import END, UNREADABLE, Arrays, Checker, Question, Reply
-from benchmarks.chaos.serving import Server, is_alive, serving
+from benchmarks.chaos.serving import ANSWER_SECONDS, Server, is_alive, serving
 from benchmarks.chaos.wire import Closed, Garbage, Hang, Received, Wire, once, statuses
 from service.engine import Engine
 
@@ -34,6 +34,7 @@ class Fuzzer:
     port: int
     maker: Maker
     engine: Engine
+    seconds: float = ANSWER_SECONDS  # then an answer is a hang
     figures: Figures = field(default_factory=Figures)
     ended: int = 0  # connections closed without an answer, where none was owed
     by_status: Counter[int] = field(default_factory=Counter)
@@ -57,7 +58,7 @@ class Fuzzer:
 
     def _send_alone(self, case: Case, number: int) -> None:
         """What may end its connection has one of its own."""
-        with Wire(self.port) as wire:
+        with Wire(self.port, self.seconds) as wire:
             wire.send(case.data)
             found = statuses(wire.rest())
         self.ended += not found
@@ -67,7 +68,7 @@ class Fuzzer:
     def _send(self, case: Case, number: int) -> None:
         assert case.owed  # noqa: S101
         if self._wire is None:
-            self._wire = Wire(self.port)
+            self._wire = Wire(self.port, self.seconds)
         self._wire.send(case.data)
         for _ in range(case.owed):
             received = self._wire.answer()

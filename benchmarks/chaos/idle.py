@@ -2,6 +2,7 @@
 
 import resource
 from contextlib import ExitStack
+from dataclasses import replace
 
 from benchmarks.chaos import bundles, questions
 from benchmarks.chaos.figures import MIB, Context, Figures, NotPossible
@@ -19,10 +20,10 @@ def run(context: Context) -> Figures:
     figures = Figures()
     _allow_descriptors(CONNECTIONS + 200)
     asked = questions.ask(bundles.write(context.folder / "models", [1]))
-    seconds = context.choose(1.5, 15.0)
+    seconds = context.choose(0.7, 15.0)
     with serving(context.folder / "models", context.folder / "run") as server:
         plan = Plan(server.port, asked, connections=8, rate=300, seconds=seconds)
-        load(plan)  # warm
+        load(replace(plan, seconds=0.3))  # warm
         figures.rss_start, figures.fds_start = server.rss(), server.descriptors()
         before = load(plan)
         with ExitStack() as stack:

@@ -16,10 +16,10 @@ from benchmarks.chaos.serving import Server, serving
 from benchmarks.engine_random import Shape
 
 TITLE = "overload by ten"
-SHAPE = Shape(n_classes=60_000, n_experts=8, held=6000, hidden_size=64)
+SHAPE = Shape(n_classes=100_000, n_experts=8, held=24_000, hidden_size=32)
 ROWS = 64  # of a request, which then takes the engine some milliseconds
 USUAL, OVER = 0.8, 10.0  # of the peak
-CLOSED_CONNECTIONS, OPEN_CONNECTIONS, MANY_CONNECTIONS = 16, 64, 512
+CLOSED_CONNECTIONS, OPEN_CONNECTIONS, MANY_CONNECTIONS = 8, 64, 512
 P99_RATIO, GOODPUT_SHARE = 3.0, 0.9
 MEMORY_BYTES = 128 * MIB
 

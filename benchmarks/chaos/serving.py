@@ -72,8 +72,8 @@ class Server:
         return self.process.wait(seconds)
 
     def workers(self) -> list[int]:
-        """The processes that answer."""
-        return self.pids()[1:] or [self.process.pid]
+        """The processes that hold connections, of a server with several."""
+        return [pid for pid in self.pids()[1:] if client_ports(pid, self.port)]
 
     def rss(self) -> int:
         return weigh(self.process.pid).rss_bytes
