@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from service.access import Forbidden, Unauthorized
@@ -77,10 +78,23 @@ def add_handlers(app: FastAPI) -> None:
             HTTPStatus.NOT_FOUND: "There is nothing at this path.",
             HTTPStatus.METHOD_NOT_ALLOWED: "This path does not have this method.",
         }.get(HTTPStatus(error.status_code), str(error.detail))
-        return problem(error.status_code, detail, request.scope, headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(_methods(app, request.scope["path"]))
+        return problem(error.status_code, detail, request.scope, headers=headers)
 
     app.add_exception_handler(DSSError, on_failure)
     app.add_exception_handler(HTTPException, on_http_error)
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """Of all routes that a path has; the router itself knows of the first."""
+    matching = (
+        route.methods
+        for route in app.routes
+        if isinstance(route, Route) and route.methods and route.path_regex.match(path)
+    )
+    return sorted(set().union(*matching))
 
 
 def of_failure(error: Exception, scope: Scope) -> Response:

@@ -252,6 +252,8 @@ def test_a_wrong_method_is_405(http: httpx.Client) -> None:
     assert_problem(response, 405)
     assert response.headers["allow"] == "POST"
     assert_problem(http.post("/livez"), 405)
+    both = http.options("/v2/logging")
+    assert (both.status_code, both.headers["allow"]) == (405, "GET, POST")
 
 
 @pytest.mark.parametrize("query", ["k=x", "k=1&k=2", "k=", "inputs=1", "colour=red", "k=0"])
