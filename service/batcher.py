@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from service.backend import TopK
 from service.errors import DSSError, QueryError
-from service.rates import Rates
+from service.rates import UNKNOWN_SECONDS, Rates
 from service.waiting import Bounds, Job, Kind, Waiting
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Call(NamedTuple):
     started: float
     ended: float
     gate_seconds: float
-    expert_seconds: float
+    expert_seconds: NDArray[np.float64]  # [K]
 
 
 class Answer(NamedTuple):
@@ -154,6 +154,7 @@ class Batcher:
         # `_handed_over` until the thread clears it, and the event loop otherwise.
         self._handed_over = False
         self._rates = Rates()
+        self._best = self._rates.bests
         self._thread: threading.Thread | None = None  # None: the last one was given up
         self._start_thread()
 
@@ -178,8 +179,8 @@ class Batcher:
         self._canary, self._expected = rows[:1].copy(), answered.classes[:, :1].copy()
 
     def admit(self) -> None:
-        """Raise QueueFull if there is no room for even one row."""
-        if not self._waiting.has_room(1, 0):
+        """Raise QueueFull if the thread is busy and there is no room for even one row."""
+        if self._handed_over and not self._waiting.has_room(1, 0):
             raise self._full()
 
     async def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> Answered:
@@ -229,7 +230,7 @@ class Batcher:
 
     def _is_short(self, kind: Kind, rows: int) -> bool:
         """Whether so many rows will not hold up the event loop; not if nobody knows yet."""
-        seconds = rows * self._rates.best(kind)
+        seconds = rows * self._best.get(kind, UNKNOWN_SECONDS)
         return seconds <= self._inline_seconds and rows <= self._bounds.rows and not self._broken
 
     def _arrived(self) -> None:
@@ -245,14 +246,14 @@ class Batcher:
 
     def _flush(self) -> None:
         """Compute what waits, or hand it over."""
-        while self._waiting and not self._handed_over:
+        while self._waiting.rows and not self._handed_over:
             if self._waiting_is_short() and not self._broken:
                 _settle(*self._run(self._take(), in_thread=False))
             else:
                 with self._wake:
                     self._handed_over = True
                     self._wake.notify()
-        if self._waiting or self._running is not None:
+        if self._running is not None or self._waiting.rows:
             self._watch_soon(NEVER)
 
     def _told(self, jobs: list[Job], outcome: Outcome) -> None:
@@ -438,12 +439,12 @@ class Batcher:
         started = perf_counter()
         result = self._engine.topk(hidden, k, experts)
         seconds = perf_counter() - started
-        if not in_thread:
+        if in_thread:
+            with self._wake:
+                if self._is_mine():  # one that was given up may come back, when others compute
+                    self._count(kind, waits, len(hidden), seconds, result)
+        else:
             self._count(kind, waits, len(hidden), seconds, result)
-            return result
-        with self._wake:
-            if self._is_mine():  # one that was given up may come back, when others compute
-                self._count(kind, waits, len(hidden), seconds, result)
         return result
 
     def _count(
@@ -483,7 +484,7 @@ def _late() -> DeadlineExceeded:
 def _shares(result: TopK, jobs: list[Job], started: float) -> list[Answered]:
     if len(jobs) == 1 and jobs[0].kind is CANARY:
         return [result]
-    call = Call(started, perf_counter(), result.gate_seconds, float(result.expert_seconds.sum()))
+    call = Call(started, perf_counter(), result.gate_seconds, result.expert_seconds)
     shares: list[Answered] = []
     first = 0
     for job in jobs:

@@ -90,20 +90,11 @@ def read_marks(headers: Iterable[Header]) -> Marks:
 class Exchange:
     """The steps of one request, in their order. Nothing is awaited here."""
 
-    __slots__ = (
-        "_arrived",
-        "_asked",
-        "_body_bytes",
-        "_computed",
-        "_deadline",
-        "_decoded",
-        "_marks",
-        "_path",
-        "_place",
-        "_request_id",
-        "_target",
-        "_url",
-    )
+    # Here rather than set one by one: most requests are over in microseconds.
+    _target: Target | None = None
+    _asked: Asked | None = None
+    _body_bytes = 0
+    _decoded = _computed = 0.0
 
     def __init__(
         self,
@@ -118,45 +109,46 @@ class Exchange:
         self._url = url
         self._arrived = arrived
         self._marks = marks
-        self._request_id = request_ids.accepted(marks.request_id)
-        self._target: Target | None = None
-        self._asked: Asked | None = None
-        self._deadline = 0.0
-        self._body_bytes = 0
-        self._decoded = self._computed = 0.0
+        sent = marks.request_id
+        self._request_id = request_ids.new() if sent is None else request_ids.accepted(sent)
 
     def find(self) -> Target:
         self._target = target = self._path.target(self._place)
         return target
 
-    def admit(self) -> None:
+    def admit(self) -> Target:
         """Refuse at once what there is no room for: its body is not even looked at."""
-        self._path.state.budget.take(0)
-        self.find().model.batcher.admit()
+        budget = self._path.state.budget
+        if budget.taken > budget.most:
+            budget.take(0)
+        target = self.find()
+        target.model.batcher.admit()
+        return target
 
-    def ask(self, lead: Lead, body: bytes) -> "Answered | asyncio.Future[Answered]":
-        """The model is looked up now, whatever it was when the head came: it may have changed."""
+    def ask(self, target: Target, lead: Lead, body: bytes) -> "Answered | asyncio.Future[Answered]":
+        """`target` must be what was found in this turn of the event loop: it may change."""
         self._body_bytes = len(body)
         path = self._path
-        target = self.find()
         self._asked = asked = path.read_body(lead.head, body)
         seconds = lead.seconds if asked.seconds is None else min(lead.seconds, asked.seconds)
-        self._deadline = self._arrived + seconds
+        deadline = self._arrived + seconds
         self._decoded = perf_counter()
-        if self._decoded > self._deadline:
+        if self._decoded > deadline:
             raise DeadlineExceeded(f"The answer could not be given in {seconds:g} seconds.")
-        return path.ask(target, asked, self._deadline)
+        return path.ask(target, asked, deadline)
 
     def answer(self, lead: Lead, answer: Answered) -> tuple[list[Header], bytes]:
         """The headers and content of a good answer. It is counted, because it leaves now."""
         assert self._target is not None and self._asked is not None  # noqa: S101
-        self._computed = perf_counter()
+        watching = self._path.state.journal.watching
+        if watching:
+            self._computed = perf_counter()
         headers, content = self._path.encode(lead.head, self._asked, self._target, answer)
         headers.append((ID_HEADER, self._request_id))
         finished = perf_counter()
         # Counted before it leaves, so that a client that has its answer finds it counted.
         self._target.good.answered(finished - self._arrived)
-        if self._path.state.journal.watching:
+        if watching:
             self._tell(200, finished, None, answer, len(content))
         return headers, content
 
@@ -224,7 +216,8 @@ class Exchange:
             expert_seconds = float(answer.expert_seconds.sum())
             computed = self._computed
         else:
-            started, computed, gate_seconds, expert_seconds = answer.call
+            started, computed, gate_seconds, seconds = answer.call
+            expert_seconds = float(seconds.sum())
         return event._replace(
             k=answer.classes.shape[1],
             experts=answer.experts,
@@ -269,7 +262,7 @@ async def answer(
         if not isinstance(body, bytes):
             body = await body
             body_is_read = True
-        found = exchange.ask(lead, body)
+        found = exchange.ask(exchange.find(), lead, body)
         if isinstance(found, asyncio.Future):
             scope[PENDING] = pending = found
             found = await found

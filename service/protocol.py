@@ -166,8 +166,8 @@ class HotProtocol(HttpToolsProtocol):
     def _answer(self, known: Known, marks: Marks, data: bytes, end: int) -> None:
         exchange = Exchange(known.path, known.place, known.url, perf_counter(), marks)
         try:
-            exchange.admit()
-            found = exchange.ask(known.lead, data[end + len(END) :])
+            target = exchange.admit()
+            found = exchange.ask(target, known.lead, data[end + len(END) :])
             if isinstance(found, asyncio.Future):
                 self._await(found, known, exchange)
                 return
@@ -202,13 +202,12 @@ class HotProtocol(HttpToolsProtocol):
         self._write(answer.status_code, answer.raw_headers, bytes(answer.body))
 
     def _write(self, status: int, headers: list[Header], content: bytes) -> None:
-        lines = [STATUS_LINE[status][:-2]]
-        lines += [b"%b: %b" % header for header in self.server_state.default_headers]
-        lines += [b"%b: %b" % header for header in headers]
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
         if self._ends:
-            lines.append(b"connection: close")
-        lines += [b"", content]
-        self.transport.write(b"\r\n".join(lines))
+            lines.append(b"connection: close\r\n")
+        lines += [b"\r\n", content]
+        self.transport.write(STATUS_LINE[status] + b"".join(lines))
         self.server_state.total_requests += 1
         self._active = self.loop.time()
         if self.timeout_keep_alive_task is None:

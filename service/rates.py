@@ -10,12 +10,13 @@ UNKNOWN_SECONDS = 1.0  # a row's cost before any call: too long for the event lo
 
 class Rates:
     def __init__(self) -> None:
-        self._best: dict[Kind, float] = {}
+        # Seconds for a row if nothing disturbs the engine. In the open, for whoever is in a hurry.
+        self.bests: dict[Kind, float] = {}
         self._usual: dict[Kind, float] = {}
 
     def best(self, kind: Kind) -> float:
-        """Seconds for a row if nothing disturbs the engine; much if nobody knows yet."""
-        return self._best.get(kind, UNKNOWN_SECONDS)
+        """Much if nobody knows yet."""
+        return self.bests.get(kind, UNKNOWN_SECONDS)
 
     def usual(self, kind: Kind) -> float:
         """Seconds for a row as things are now; as of the dearest kind if nobody knows yet."""
@@ -23,16 +24,19 @@ class Rates:
         return max(self._usual.values(), default=0.0) if found is None else found
 
     def learn(self, kind: Kind, row_seconds: float) -> None:
-        best = self._best.get(kind)
+        best = self.bests.get(kind)
         if best is None:
-            if len(self._best) >= KINDS_KEPT:
-                self._best.clear()
+            if len(self.bests) >= KINDS_KEPT:
+                self.bests.clear()
                 self._usual.clear()
-            self._best[kind] = self._usual[kind] = row_seconds
+            self.bests[kind] = self._usual[kind] = row_seconds
             return
         # Quick to fall, slow to rise: one slow call is the machine's doing.
-        self._best[kind] = min(row_seconds, best + RECENT * (row_seconds - best))
+        slower = row_seconds > best
+        self.bests[kind] = best + RECENT * (row_seconds - best) if slower else row_seconds
         # One call, however slow, must not make the queue look long.
         usual = self._usual[kind]
-        falls = row_seconds < usual
-        self._usual[kind] = (usual + row_seconds) / 2 if falls else min(row_seconds, usual * RISE)
+        if row_seconds < usual:
+            self._usual[kind] = (usual + row_seconds) / 2
+        else:
+            self._usual[kind] = min(row_seconds, usual * RISE)

@@ -11,13 +11,13 @@ FIT = re.compile(rb"[!-~]{1,128}")
 # Of the request that is being handled, for the log; hot paths do not take the time to set it.
 current: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-_process = os.urandom(6).hex()
+_process = os.urandom(6).hex().encode()
 _numbers = itertools.count(1)
 
 
 def _rename() -> None:
     global _process
-    _process = os.urandom(6).hex()
+    _process = os.urandom(6).hex().encode()
 
 
 os.register_at_fork(after_in_child=_rename)  # workers are forked
@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_rename)  # workers are forked
 
 def new() -> bytes:
     """Unique without asking the system: a random name for the process, then a number."""
-    return b"%s-%x" % (_process.encode(), next(_numbers))
+    return b"%b-%x" % (_process, next(_numbers))
 
 
 def accepted(sent: bytes | None) -> bytes:

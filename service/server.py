@@ -10,6 +10,7 @@ loop that stands still.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -42,6 +43,8 @@ def serve(settings: Settings) -> None:
     descriptors.raise_limit()
     logger.info("%s", cpus.told(settings.workers, settings.engine.threads))
     server = Server(create_app(settings), settings)
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not look at it again
     server.watchdog.start()
     with contextlib.suppress(SystemExit):  # how uvicorn ends when it cannot bind
         server.run()

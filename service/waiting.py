@@ -61,8 +61,14 @@ class Waiting:
         )
 
     def add(self, job: Job) -> None:
-        self._jobs.setdefault(job.kind, deque()).append(job)
-        self._count(job, 1)
+        jobs = self._jobs.get(job.kind)
+        if jobs is None:
+            self._jobs[job.kind] = deque((job,))
+        else:
+            jobs.append(job)
+        self.rows += len(job.hidden)
+        self._bytes += job.hidden.nbytes
+        self._seconds += job.seconds
 
     def take(self, max_rows: int) -> list[Job]:
         """The jobs of the next call: of one kind, and no more rows than that unless one has."""
@@ -75,8 +81,7 @@ class Waiting:
             rows += len(batch[-1].hidden)
         if jobs:
             self._jobs[kind] = jobs
-        for job in batch:
-            self._count(job, -1)
+        self._left(batch)
         return batch
 
     def drop(self, unwanted: Callable[[Job], bool]) -> list[Job]:
@@ -90,14 +95,17 @@ class Waiting:
                     self._jobs[kind] = kept
                 else:
                     del self._jobs[kind]
-            for job in dropped:
-                self._count(job, -1)
+            self._left(dropped)
         return dropped
 
     def clear(self) -> list[Job]:
         return self.drop(lambda _: True)
 
-    def _count(self, job: Job, sign: int) -> None:
-        self.rows += sign * len(job.hidden)
-        self._bytes += sign * job.hidden.nbytes
-        self._seconds = self._seconds + sign * job.seconds if self._jobs else 0.0
+    def _left(self, gone: list[Job]) -> None:
+        if not self._jobs:  # also of what rounding has left
+            self.rows, self._bytes, self._seconds = 0, 0, 0.0
+            return
+        for job in gone:
+            self.rows -= len(job.hidden)
+            self._bytes -= job.hidden.nbytes
+            self._seconds -= job.seconds

@@ -435,7 +435,7 @@ def test_what_is_known_of_kinds_is_bounded() -> None:
         async with batching(FakeEngine(n_reachable=10**9), inline_seconds=ALWAYS) as batcher:
             for experts in range(2 * KINDS_KEPT):
                 await batcher.topk(rows(1), 1, experts)
-            assert len(batcher._rates._best) <= KINDS_KEPT
+            assert len(batcher._rates.bests) <= KINDS_KEPT
 
     asyncio.run(scenario())
 
@@ -505,7 +505,7 @@ def test_the_answer_of_a_joined_call_says_when_it_was_made() -> None:
             answer = await task
             assert isinstance(answer, Answer)
             assert before < answer.call.started <= answer.call.ended < perf_counter()
-            assert (answer.call.gate_seconds, answer.call.expert_seconds) == (0.001, 0.002)
+            assert (answer.call.gate_seconds, answer.call.expert_seconds.sum()) == (0.001, 0.002)
 
     asyncio.run(scenario())
 

@@ -313,7 +313,7 @@ ANSWER = Answer(
     log_probs=np.array([[-0.5, -1.5], [-0.1, -3.25]], np.float32),
     experts=np.array([1, 0]),
     gates=np.array([0.75, 0.5], np.float32),
-    call=Call(0.0, 0.0, 0.0, 0.0),
+    call=Call(0.0, 0.0, 0.0, np.zeros(2)),
 )
 
 
