@@ -31,6 +31,7 @@ from service.waiting import Bounds, Job, Kind, Waiting
 logger = logging.getLogger(__name__)
 
 INLINE_SECONDS = 0.001  # what the event loop may be held up by a call
+BATCH_SECONDS = 0.02  # what a request may be held up by those it is joined with
 NO_WAIT = (0.0,)
 NEVER = float("inf")
 
@@ -123,6 +124,7 @@ class Batcher:
         observer: Observer,
         bounds: Bounds,
         max_batch_rows: int,
+        max_batch_seconds: float = BATCH_SECONDS,
         inline_seconds: float = INLINE_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
@@ -130,6 +132,7 @@ class Batcher:
         self._name = name
         self._bounds = bounds
         self._max_batch_rows = max_batch_rows
+        self._max_batch_seconds = max_batch_seconds
         self._observer = observer
         self._inline_seconds = inline_seconds
         self._stuck_seconds = stuck_seconds
@@ -402,7 +405,7 @@ class Batcher:
     def _take(self) -> list[Job]:
         """The jobs of the next call."""
         with self._wake:
-            batch = self._waiting.take(self._max_batch_rows)
+            batch = self._waiting.take(self._max_batch_rows, self._max_batch_seconds)
             if self._handed_over:
                 now = perf_counter()
                 self._running = Running(batch, now, now + sum(job.seconds for job in batch))

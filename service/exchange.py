@@ -159,13 +159,17 @@ class Exchange:
         reason = problems.reason(error) if isinstance(error, DSSError) else "unknown_failure"
         if isinstance(error, DSSError):
             state.metrics.rejected(model, reason)
+        answer: Response
         try:
-            answer = problems.of_failure(error, {"path": self._url})
+            if isinstance(error, QueueFull):
+                answer = problems.of_full_queue(error, self._url)
+            else:
+                answer = problems.of_failure(error, {"path": self._url})
         except Exception:  # not one that clients may see
             named = {"request_id": self._request_id.decode()}
             logger.error("POST %s failed.", route, exc_info=error, extra=named)
             answer = problems.of_unknown_failure({"path": self._url})
-        answer.headers[ID_HEADER.decode()] = self._request_id.decode()
+        answer.raw_headers.append((ID_HEADER, self._request_id))
         finished = perf_counter()
         status = answer.status_code
         state.metrics.http.answered(route, "POST", status, finished - self._arrived)

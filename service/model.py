@@ -60,6 +60,7 @@ def open_model(
         observer=observer,
         bounds=Bounds(queue.max_rows, queue.max_bytes, queue.max_seconds),
         max_batch_rows=queue.max_batch_rows,
+        max_batch_seconds=queue.max_batch_seconds,
         inline_seconds=queue.inline_seconds,
         stuck_seconds=settings.engine.stuck_seconds,
     )

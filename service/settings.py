@@ -84,7 +84,9 @@ class Queue(BaseModel):
     max_bytes: PositiveInt = 64 * 2**20
     # A request that would have to wait longer than this is refused at once.
     max_seconds: PositiveFloat = 0.05
+    # What is joined into one call. A long one gains little and makes its first request wait.
     max_batch_rows: PositiveInt = 1024
+    max_batch_seconds: PositiveFloat = 0.02
     # A call expected to take no longer is made on the event loop, others in the engine's thread.
     inline_seconds: NonNegativeFloat = 0.001
 

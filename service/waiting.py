@@ -70,15 +70,17 @@ class Waiting:
         self._bytes += job.hidden.nbytes
         self._seconds += job.seconds
 
-    def take(self, max_rows: int) -> list[Job]:
-        """The jobs of the next call: of one kind, and no more rows than that unless one has."""
+    def take(self, max_rows: int, max_seconds: float) -> list[Job]:
+        """The jobs of the next call: of one kind, and no more than that unless one alone is."""
         kind = next(iter(self._jobs))
         jobs = self._jobs.pop(kind)
         batch = [jobs.popleft()]
-        rows = len(batch[0].hidden)
-        while jobs and rows + len(jobs[0].hidden) <= max_rows:
+        rows, seconds = len(batch[0].hidden), batch[0].seconds
+        while jobs:
+            rows, seconds = rows + len(jobs[0].hidden), seconds + jobs[0].seconds
+            if rows > max_rows or seconds > max_seconds:
+                break
             batch.append(jobs.popleft())
-            rows += len(batch[-1].hidden)
         if jobs:
             self._jobs[kind] = jobs
         self._left(batch)

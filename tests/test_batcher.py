@@ -117,6 +117,20 @@ def test_only_equal_k_and_experts_are_joined_and_none_starves() -> None:
     asyncio.run(scenario())
 
 
+def test_no_more_are_joined_than_a_call_may_take() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            first = await hold_first(batcher, engine)
+            batcher._rates.learn((3, 1, True), 0.004)  # of at most 0.01 s
+            tasks = await queue(batcher, [(rows(i), 3, 1) for i in range(5)])
+            engine.release.set()
+            await asyncio.gather(first, *tasks)
+        assert engine.calls[1:] == [(2, 3, 1), (2, 3, 1), (1, 3, 1)]
+
+    asyncio.run(scenario())
+
+
 def test_a_request_larger_than_a_batch_runs_alone() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
