@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 # How long the event loop may keep an engine's thread from going on after a call: Python's own 5 ms
 # would be more than most calls take.
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0001
 # Longer than the idle timeout of common load balancers, so that they close first.
 KEEP_ALIVE_SECONDS = 75
 

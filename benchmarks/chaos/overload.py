@@ -42,10 +42,16 @@ def run(context: Context) -> Figures:
         over, largest, cores = _watched(plan, server, seconds)
         context.say(f"at 1000%: p99 {over.percentile(99):.1f} ms, {over.rate():,.0f} answers/s")
         figures.rss_end = server.rss()
-    for outcome in (peak, usual, over):
+        # The machine's own speed changes by the minute: what came before is compared with both.
+        again = load(Plan(server.port, asked, CLOSED_CONNECTIONS, seconds=seconds))
+        context.say(f"peak again {again.rate():,.0f} requests/s")
+    for outcome in (peak, usual, over, again):
         outcome.counted_in(figures)
     figures.p50_ms, figures.p99_ms = over.percentile(50), over.percentile(99)
-    figures.facts = _facts(peak, usual, over, largest) | {"CPU of the server, cores": cores}
+    figures.facts = _facts(peak, usual, over, largest) | {
+        "peak afterwards, requests/s": again.rate(),
+        "CPU of the server, cores": cores,
+    }
     figures.require_right()
     figures.require_none_failed()
     figures.require_none_lost()
@@ -55,19 +61,19 @@ def run(context: Context) -> Figures:
     figures.require(words, offered >= least, f"{offered:.1f} times")
     figures.require("some requests were rejected", over.rejected > 0, over.rejected)
     if not context.quick:  # a machine with other work tells nothing about time
-        _require_speed(figures, peak, usual, over)
+        _require_speed(figures, (peak.rate() + again.rate()) / 2, usual, over)
     grown = largest - figures.rss_start
     words = "memory bounded: at most 128 MB more"
     figures.require(words, grown <= MEMORY_BYTES, f"{grown / MIB:.0f} MB")
     return figures
 
 
-def _require_speed(figures: Figures, peak: Outcome, usual: Outcome, over: Outcome) -> None:
+def _require_speed(figures: Figures, peak: float, usual: Outcome, over: Outcome) -> None:
     ratio = over.percentile(99) / usual.percentile(99)
     words = "p99 of accepted requests at most 3 times that at 80% load"
     figures.require(words, ratio <= P99_RATIO, f"{ratio:.2f} times")
-    share = over.rate() / peak.rate()
-    words = "goodput at least 90% of the peak"
+    share = over.rate() / peak
+    words = "goodput at least 90% of the peak, the mean of before and after"
     figures.require(words, share >= GOODPUT_SHARE, f"{share:.0%}")
 
 
