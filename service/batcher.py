@@ -18,12 +18,23 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.backend import TopK
+from service.calls import (
+    Answer,
+    Answered,
+    Call,
+    DeadlineExceeded,
+    EngineFailed,
+    EngineStopped,
+    Observer,
+    QueueFull,
+    TopKEngine,
+)
 from service.errors import DSSError, QueryError
 from service.rates import UNKNOWN_SECONDS, Rates
 from service.waiting import Bounds, Job, Kind, Waiting
@@ -47,63 +58,6 @@ CANARY: Kind = (1, 1, False)
 WARM_ROWS = 32
 
 
-class QueueFull(DSSError):
-    """More is waiting than the queue holds."""
-
-
-class DeadlineExceeded(DSSError):
-    """The answer would come too late."""
-
-
-class EngineFailed(DSSError):
-    """The engine raised something that is not the client's fault, or does not answer."""
-
-
-class EngineStopped(DSSError):
-    """The engine takes no more requests: it is being closed."""
-
-
-class TopKEngine(Protocol):
-    """What the HTTP side needs of an engine."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def n_reachable(self) -> int: ...
-    def check(self, hidden: NDArray[np.generic], k: int, experts: int = 1) -> None:
-        """Raise the QueryError that `topk` would."""
-
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK: ...
-
-
-class Observer(Protocol):
-    def executed(self, waits: Sequence[float], rows: int, seconds: float, result: TopK) -> None:
-        """An engine call answered len(waits) requests, which had waited that many seconds.
-
-        Never called by two threads at once.
-        """
-
-
-class Call(NamedTuple):
-    """An engine call, by the clock `perf_counter`."""
-
-    started: float
-    ended: float
-    gate_seconds: float
-    expert_seconds: NDArray[np.float64]  # [K]
-
-
-class Answer(NamedTuple):
-    """One request's share of an engine call."""
-
-    classes: NDArray[np.int64]  # [B,k]
-    log_probs: NDArray[np.float32]  # [B,k]
-    experts: NDArray[np.int64]  # [B]
-    gates: NDArray[np.float32]  # [B]
-    call: Call
-
-
-Answered = Answer | TopK
 Outcome = list[Answered] | DSSError
 
 

@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service import npy
-from service.batcher import Answered
+from service.calls import Answered
 from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
 
 JSON = "application/json"

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from service import limits, problems, request_ids
 from service.backend import TopK
-from service.batcher import Answered, DeadlineExceeded, QueueFull
+from service.calls import Answered, DeadlineExceeded, QueueFull
 from service.codecs import InvalidField
 from service.errors import DSSError
 from service.hot import Asked, Header, HotPath, Place, Target

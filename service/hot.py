@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import codecs, compression, limits
-from service.batcher import Answered
+from service.calls import Answered
 from service.codecs import Decoder, Encoder
 from service.compression import Coding
 from service.errors import NotFinite
-from service.metrics import HttpCell
+from service.http_metrics import HttpCell
 from service.model import Model
 from service.repository import Catalog
 from service.state import State

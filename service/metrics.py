@@ -5,10 +5,9 @@ the sum over all workers. Utilization and the live FLOPs speedup are worked out 
 and are absent until there are any rows: an idle model has no ratio, and none is made up.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import time
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge
@@ -19,12 +18,12 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from service import roster, tally
 from service.backend import TopK
 from service.bundle import Bundle, flops_speedup
 from service.cells import Cells, Key, PrivateCells, Sheet, Values, totals
+from service.http_metrics import DENIED, REJECTED, HttpMetrics, add_histogram, http_families
 from service.roster import Roster
 from service.tally import EXPERT_SECONDS, SECONDS
 from service.version_metrics import VersionMetrics, load_families
@@ -33,8 +32,7 @@ MODEL = ("model", "version")
 EXPERT = (*MODEL, "expert")
 
 # What a sheet counts: the first part of its key.
-HTTP, REJECTED, MODEL_CALLS, QUEUE_ROWS, LOADED = "http", "rejected", "model", "queue", "loaded"
-DENIED = "denied"
+MODEL_CALLS, QUEUE_ROWS, LOADED = "model", "queue", "loaded"
 LOG_DROPPED = "log dropped"
 FAILED = "failed"
 OF_A_VERSION = (MODEL_CALLS, QUEUE_ROWS, FAILED)
@@ -158,39 +156,6 @@ class Metrics:
             for sheet in self._cells.sheets()
             if sheet.key[0] != QUEUE_ROWS or sheet.worker in alive
         ]
-
-
-class HttpCell:
-    """The answers of one route, method and status. Only the event loop may count here."""
-
-    __slots__ = ("_cells",)
-
-    def __init__(self, values: Values) -> None:
-        # Indexing an array would cost twice as much.
-        self._cells = cast(MutableSequence[float], values.data)
-
-    def answered(self, seconds: float) -> None:
-        cells = self._cells
-        cells[0] += seconds
-        cells[bisect_left(SECONDS, seconds) + 1] += 1.0
-
-
-class HttpMetrics:
-    """Routes, methods and statuses are few, so what is looked up once is kept."""
-
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
-        self._kept: dict[tuple[str, str, int], HttpCell] = {}
-
-    def cell(self, route: str, method: str, status: int) -> HttpCell:
-        cell = self._kept.get((route, method, status))
-        if cell is None:
-            values = self._cells.sheet((HTTP, route, method, str(status)), tally.HISTOGRAM)
-            cell = self._kept[route, method, status] = HttpCell(values)
-        return cell
-
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        self.cell(route, method, status).answered(seconds)
 
 
 class Statistics(NamedTuple):
@@ -357,7 +322,7 @@ class Counted(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """The families without a sample: the registry checks their names by it."""
-        yield from _http_families({})
+        yield from http_families({})
         yield from load_families({})
         yield from _log_families({})
         yield from _model_families({})
@@ -365,43 +330,11 @@ class Counted(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counted = totals(self._read())
-        yield from _http_families(counted)
+        yield from http_families(counted)
         yield from load_families(counted)
         yield from _log_families(counted)
         yield from _model_families(counted)
         yield from _worker_families(self._read_roster())
-
-
-def _http_families(counted: dict[Key, Values]) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "dss_http_requests_total", "HTTP requests answered.", labels=("route", "method", "status")
-    )
-    seconds = HistogramMetricFamily(
-        "dss_http_request_seconds", "From the request's head to its answer's.", labels=("route",)
-    )
-    rejected = CounterMetricFamily(
-        "dss_rejected_requests_total",
-        "Top-k requests not answered, by reason; the model is empty if none was found.",
-        labels=("model", "reason"),
-    )
-    denied = CounterMetricFamily(
-        "dss_denied_requests_total", "Requests refused for want of a key.", labels=("reason",)
-    )
-    by_route: dict[str, Values] = {}
-    for (what, *labels), cells in counted.items():
-        if what == HTTP:
-            requests.add_metric(labels, float(cells[1:].sum()))
-            by_route[labels[0]] = cells + by_route.get(labels[0], 0.0)
-        elif what == REJECTED:
-            rejected.add_metric(labels, float(cells[0]))
-        elif what == DENIED:
-            denied.add_metric(labels, float(cells[0]))
-    for route, cells in by_route.items():
-        _add_histogram(seconds, (route,), cells, SECONDS)
-    yield requests
-    yield seconds
-    yield rejected
-    yield denied
 
 
 def _log_families(counted: dict[Key, Values]) -> Iterator[Metric]:
@@ -442,11 +375,11 @@ def _model_families(counted: dict[Key, Values]) -> Iterator[Metric]:
         rows.add_metric(labels, float(cells[tally.ROWS]))
         executions.add_metric(labels, float(cells[tally.EXECUTIONS]))
         for family, first in ((queue, tally.QUEUE), (compute, tally.COMPUTE), (gate, tally.GATE)):
-            _add_histogram(family, labels, cells[first : first + tally.HISTOGRAM], SECONDS)
+            add_histogram(family, labels, cells[first : first + tally.HISTOGRAM], SECONDS)
         for expert, its_cells in enumerate(_experts(cells)):
             its_labels = (*labels, str(expert))
             expert_rows.add_metric(its_labels, float(its_cells[0]))
-            _add_histogram(expert_seconds, its_labels, its_cells[1:], EXPERT_SECONDS)
+            add_histogram(expert_seconds, its_labels, its_cells[1:], EXPERT_SECONDS)
     yield requests
     yield rows
     yield executions
@@ -463,15 +396,6 @@ def _worker_families(seen: Roster) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "dss_worker_restarts_total", "Workers that died and were replaced.", value=seen.restarts
     )
-
-
-def _add_histogram(
-    family: HistogramMetricFamily, labels: Sequence[str], cells: Values, bounds: Sequence[float]
-) -> None:
-    """A sum and a count for each bucket, as the cumulative counts that Prometheus reads."""
-    names = [*map(floatToGoString, bounds), "+Inf"]
-    cumulative = np.cumsum(cells[1:]).tolist()
-    family.add_metric(labels, list(zip(names, cumulative, strict=True)), sum_value=float(cells[0]))
 
 
 class LiveRatios(Collector):

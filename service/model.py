@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle, snapshots
-from service.batcher import Batcher, TopKEngine
+from service.batcher import Batcher
 from service.bundle import Bundle, Manifest
+from service.calls import TopKEngine
 from service.codecs import DEFAULT_K, Source
 from service.errors import AnswersNotFinite
 from service.metrics import Metrics, ModelMetrics

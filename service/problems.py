@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from service.access import Forbidden, Unauthorized
-from service.batcher import DeadlineExceeded, EngineFailed, EngineStopped, QueueFull
+from service.calls import DeadlineExceeded, EngineFailed, EngineStopped, QueueFull
 from service.codecs import MalformedBody, NotAcceptable, UnsupportedMediaType
 from service.compression import BodyGrowsTooLarge
 from service.errors import DSSError, NotSupported, QueryError

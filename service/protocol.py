@@ -19,7 +19,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service import problems
-from service.batcher import Answered
+from service.calls import Answered
 from service.exchange import LEARNED, PENDING, Exchange, Marks
 from service.heads import Heads, Known
 from service.hot import Header, HotPath

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service import codecs, compression
-from service.batcher import Answered
+from service.calls import Answered
 from service.codecs import InvalidField, MalformedBody, MissingField, UnknownField
 from service.compression import Coding
 from service.errors import EmptyBatch, NotSupported, WrongWidth

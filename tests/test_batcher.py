@@ -14,9 +14,11 @@ from service import batcher as batcher_module
 from service.batcher import (
     INLINE_SECONDS,
     THREADS_LOST,
+    Batcher,
+)
+from service.calls import (
     Answer,
     Answered,
-    Batcher,
     DeadlineExceeded,
     EngineFailed,
     EngineStopped,

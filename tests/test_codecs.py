@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from service import codecs, npy
-from service.batcher import Answer, Call
+from service.calls import Answer, Call
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
 
 MATRICES = arrays.arrays(
