@@ -12,6 +12,7 @@ from tiny import rows_for
 
 from service import batcher as batcher_module
 from service.batcher import (
+    BATCH_SECONDS,
     INLINE_SECONDS,
     THREADS_LOST,
     Batcher,
@@ -124,7 +125,7 @@ def test_no_more_are_joined_than_a_call_may_take() -> None:
         engine = FakeEngine()
         async with batching(engine) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._rates.learn((3, 1, True), 0.004)  # of at most 0.01 s
+            batcher._rates.learn((3, 1, True), 0.4 * BATCH_SECONDS)
             tasks = await queue(batcher, [(rows(i), 3, 1) for i in range(5)])
             engine.release.set()
             await asyncio.gather(first, *tasks)
