@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LARGEST_PIECE = 65_536  # of a request that is kept here until the rest has come ...
 PIECE_SECONDS = 1.0  # ... and how long
 LATE_SECONDS = 5.0  # how much longer than the application's own patience a body may take
+LONGEST_COPY = 65_536  # of an answer that is put behind its head before it is written
 END = b"\r\n\r\n"
 BAD = 400, "The request is not valid HTTP."
 TOO_LARGE = 431, "The request's head is too large or has too many headers."
@@ -202,12 +203,17 @@ class HotProtocol(HttpToolsProtocol):
         self._write(answer.status_code, answer.raw_headers, bytes(answer.body))
 
     def _write(self, status: int, headers: list[Header], content: bytes) -> None:
-        lines = [b"%b: %b\r\n" % header for header in headers]
+        lines = [STATUS_LINE[status]]
+        lines += [b"%b: %b\r\n" % header for header in headers]
         lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
         if self._ends:
             lines.append(b"connection: close\r\n")
-        lines += [b"\r\n", content]
-        self.transport.write(STATUS_LINE[status] + b"".join(lines))
+        lines.append(b"\r\n")
+        if len(content) <= LONGEST_COPY:
+            lines.append(content)
+        self.transport.write(b"".join(lines))
+        if len(content) > LONGEST_COPY:
+            self.transport.write(content)
         self.server_state.total_requests += 1
         self._active = self.loop.time()
         if self.timeout_keep_alive_task is None:

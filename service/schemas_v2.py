@@ -191,12 +191,12 @@ class V2LogUpdate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    log_file: Literal[""] = Field(default="", description="The log goes to stderr")
+    log_file: Literal[""] | None = Field(default=None, description="The log goes to stderr")
     log_info: bool | None = None
     log_warning: bool | None = None
     log_error: bool | None = None
     log_verbose_level: NonNegativeInt | None = Field(default=None, description="0, or debug")
-    log_format: Literal["ISO8601"] = "ISO8601"
+    log_format: Literal["ISO8601"] | None = None
 
 
 class V2TraceSettings(BaseModel):
@@ -208,7 +208,7 @@ class V2TraceUpdate(BaseModel):
     """Only what would change nothing is accepted."""
 
     trace_level: list[Literal["OFF", "TIMESTAMPS"]] | None = None
-    trace_mode: Literal["opentelemetry"] = "opentelemetry"
+    trace_mode: Literal["opentelemetry"] | None = None
 
 
 class V2Region(BaseModel):
