@@ -285,5 +285,6 @@ async def answer(
         await response(scope, receive, send)
         return
     scope[LEARNED] = lead, generation
+    del exchange, body, found  # the client may take long to read what was made of them
     await send({"type": "http.response.start", "status": 200, "headers": good})
     await send({"type": "http.response.body", "body": content})

@@ -83,6 +83,7 @@ class WorkerServer(Server):
         self._channel = channel
         self._channel.setblocking(False)
         self._replaces = replaces
+        self._said_beat = b""
         self.orphaned = False
         self._arriving: set[asyncio.Task[object]] = set()
         self._loss = Seldom()
@@ -102,6 +103,8 @@ class WorkerServer(Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._state.metrics.publish_queues()
+        if self._beat_now() != self._said_beat:  # others shall be asked from now on, or this one
+            self._tell()
         if self._state.repository.loaded:
             self._state.metrics.loaded()
         return await super().on_tick(counter)
@@ -121,9 +124,17 @@ class WorkerServer(Server):
     def _beat(self) -> None:
         """The event loop turns, also while it starts and stops."""
         self.watchdog.beat()
-        with contextlib.suppress(OSError):  # the supervisor does not listen now, or not any more
-            self._channel.send(BEAT if self._can_answer() else EMPTY_BEAT)
+        self._tell()
         asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    def _tell(self) -> None:
+        beat = self._beat_now()
+        with contextlib.suppress(OSError):  # the supervisor does not listen now, or not any more
+            self._channel.send(beat)
+            self._said_beat = beat
+
+    def _beat_now(self) -> bytes:
+        return BEAT if self._can_answer() else EMPTY_BEAT
 
     def _can_answer(self) -> bool:
         """Others are asked while this one loads or ends, or if its bundles have gone."""

@@ -30,6 +30,7 @@ from group import (
 from server import running, wait_until
 from tiny import write_tiny
 
+from benchmarks.chaos.serving import client_ports
 from service import bundle
 
 WIDTH, N_EXPERTS, PER_EXPERT = 128, 8, 15_000
@@ -278,15 +279,17 @@ def test_workers_are_replaced_though_the_nursery_died(three: Group) -> None:
 
 def test_a_thousand_idle_connections_hinder_nobody(three: Group) -> None:
     workers = list(three.roster.workers.values())
-    before = sum(map(descriptors, workers))
+
+    def shares() -> list[int]:
+        return [len(client_ports(worker, three.server.port)) for worker in workers]
+
     with ExitStack() as stack:
         for _ in range(IDLE):
             stack.enter_context(socket.create_connection(("127.0.0.1", three.server.port)))
-        wait_until(lambda: sum(map(descriptors, workers)) >= before + IDLE)
+        wait_until(lambda: sum(shares()) >= IDLE)
         ask(three, connections=6)
-        shares = [descriptors(worker) for worker in workers]
-        assert max(shares) - min(shares) < IDLE / 10
-    wait_until(lambda: sum(map(descriptors, workers)) < before + 10)
+        assert max(shares()) - min(shares()) < IDLE / 10
+    wait_until(lambda: sum(shares()) < 10)
     assert list(three.roster.workers.values()) == workers
 
 
