@@ -137,7 +137,7 @@ class Batcher:
 
     def admit(self) -> None:
         """Raise QueueFull if the thread is busy and there is no room for even one row."""
-        if self._handed_over and not self._waiting.has_room(1, 0):
+        if self._handed_over and not self._waiting.has_room(1, 0, perf_counter()):
             raise self._full()
 
     async def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> Answered:
@@ -226,15 +226,18 @@ class Batcher:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answered] = loop.create_future()
         seconds = len(hidden) * self._rates.usual(kind)
-        job = Job(hidden, kind, future, perf_counter(), deadline, seconds)
+        now = perf_counter()
+        job = Job(hidden, kind, future, now, deadline, seconds)
         with self._wake:
             if self._stopping:
                 raise self._stopped()
             if kind is not CANARY:  # which must not be refused because others wait
                 if self._broken:
                     raise self._failed()
-                if not self._waiting.has_room(len(hidden), hidden.nbytes):
+                if not self._waiting.has_room(len(hidden), hidden.nbytes, now):
                     raise self._full()
+            if not self._handed_over:
+                self._waiting.found_empty(now)
             self._waiting.add(job)
         self._arrived()
         if deadline < self._watch_at:
@@ -343,6 +346,8 @@ class Batcher:
             if not self._is_mine():
                 return False
             self._running = None
+            if not self._waiting:
+                self._waiting.found_empty(perf_counter())
             if not self._stopping and self._waiting_is_short():
                 self._handed_over = False
             return True

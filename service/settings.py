@@ -84,6 +84,9 @@ class Queue(BaseModel):
     max_bytes: PositiveInt = 64 * 2**20
     # A request that would have to wait longer than this is refused at once.
     max_seconds: PositiveFloat = 0.05
+    # Once the queue has not been empty for so long, no more may wait than one call answers: more
+    # would make every answer late, and none sooner.
+    max_burst_seconds: PositiveFloat = 0.2
     # What is joined into one call. A long one gains little and makes its first request wait.
     max_batch_rows: PositiveInt = 1024
     max_batch_seconds: PositiveFloat = 0.02

@@ -27,6 +27,8 @@ class Bounds(NamedTuple):
     rows: int
     bytes: int
     seconds: float
+    lasting_seconds: float = float("inf")  # instead, once something has waited ...
+    burst_seconds: float = float("inf")  # ... for so long without a break
 
 
 class Waiting:
@@ -39,6 +41,7 @@ class Waiting:
         self.rows = 0
         self._bytes = 0
         self._seconds = 0.0
+        self._empty_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -51,14 +54,23 @@ class Waiting:
     def kinds(self) -> Iterable[Kind]:
         return self._jobs
 
-    def has_room(self, rows: int, size: int) -> bool:
+    def found_empty(self, now: float) -> None:
+        """Whoever computes had nothing to do: what waits next is a burst, not a lasting load."""
+        self._empty_at = now
+
+    def has_room(self, rows: int, size: int, now: float) -> bool:
         """For so many more rows and bytes, behind what waits already."""
         bounds = self._bounds
         return not self._jobs or (
             self.rows + rows <= bounds.rows
             and self._bytes + size <= bounds.bytes
-            and self._seconds <= bounds.seconds
+            and self._seconds <= self._most_seconds(now)
         )
+
+    def _most_seconds(self, now: float) -> float:
+        bounds = self._bounds
+        lasts = now - self._empty_at > bounds.burst_seconds
+        return min(bounds.seconds, bounds.lasting_seconds) if lasts else bounds.seconds
 
     def add(self, job: Job) -> None:
         jobs = self._jobs.get(job.kind)

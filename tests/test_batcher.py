@@ -28,7 +28,7 @@ from service.calls import (
 from service.engine import Engine
 from service.errors import KOutOfRange, WrongWidth
 from service.rates import KINDS_KEPT, Rates
-from service.waiting import Bounds
+from service.waiting import Bounds, Job, Waiting
 
 Request = tuple[NDArray[np.float32], int, int]
 BOUNDS = Bounds(rows=100, bytes=10**6, seconds=1e9)
@@ -177,6 +177,43 @@ def test_what_would_wait_too_long_is_refused_before_anyone_reads_it() -> None:
             engine.release.set()
             await asyncio.gather(first, *fitting)
             batcher.admit()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_burst_may_wait_longer_than_a_lasting_load(lasting: bool) -> None:
+    bounds = BOUNDS._replace(
+        seconds=1.0, lasting_seconds=0.1, burst_seconds=1e-9 if lasting else 60.0
+    )
+
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine, bounds=bounds) as batcher:
+            first = await hold_first(batcher, engine)
+            batcher._rates.learn((2, 1, True), 0.2)
+            waiting = await queue(batcher, [(rows(1), 2, 1)])
+            if lasting:
+                with pytest.raises(QueueFull):
+                    batcher.admit()
+            else:
+                waiting += await queue(batcher, [(rows(2), 2, 1)])
+            engine.release.set()
+            await asyncio.gather(first, *waiting)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_without_work_ends_a_lasting_load() -> None:
+    async def scenario() -> None:
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(Bounds(100, 10**6, 1.0, lasting_seconds=0.1, burst_seconds=0.5))
+        waiting.found_empty(10.0)
+        waiting.add(Job(rows(1), (2, 1, True), future, 10.0, 1e9, 0.3))
+        assert waiting.has_room(1, 8, 10.4)
+        assert not waiting.has_room(1, 8, 10.6)
+        waiting.found_empty(10.7)
+        assert waiting.has_room(1, 8, 10.8)
 
     asyncio.run(scenario())
 

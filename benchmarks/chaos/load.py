@@ -1,8 +1,8 @@
 """Load from a process of its own, which checks every answer.
 
 Closed loop: every connection sends its next request when its answer is complete. Open loop:
-requests are due at a fixed rate whatever the server does, and their time counts from when they
-were due, so a server that stalls cannot hide it.
+requests are due at random moments (a Poisson process) whatever the server does, as those of many
+clients are, and their time counts from when they were due, so a server that stalls cannot hide it.
 """
 
 import gc
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -38,7 +39,7 @@ class Plan:
     port: int
     questions: Sequence[Question]
     connections: int = 8
-    rate: float | None = None  # requests a second, due one after the other; None: closed loop
+    rate: float | None = None  # requests a second on average; None: closed loop
     seconds: float | None = None  # None: until it is stopped
     patience: float = ANSWER_SECONDS  # then an answer is a hang
 
@@ -185,6 +186,8 @@ class Generator:
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
         self._missing = 0  # connections to be made again
+        self._due = 0.0  # when the next request is
+        self._random = Random(0)  # noqa: S311
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -195,13 +198,14 @@ class Generator:
         outcome.begun = begun = tick = monotonic()
         cpu = time.process_time()
         ends = begun + plan.seconds if plan.seconds else float("inf")
+        self._due = begun
         while (now := monotonic()) < ends and not self._shared[STOP]:
             if now >= tick:
                 tick = now + TICK_SECONDS
                 self._find_hangs(now)
                 if self._missing:
                     self._connect()
-            wait = self._send_due(now, begun) if plan.rate else self._send_all(now)
+            wait = self._send_due(now) if plan.rate else self._send_all(now)
             self._receive(min(wait, tick - now, ends - now))
         outcome.ended = monotonic()
         outcome.cpu_seconds = time.process_time() - cpu
@@ -218,15 +222,14 @@ class Generator:
             self._send(self._idle.popleft(), now)
         return TICK_SECONDS
 
-    def _send_due(self, now: float, begun: float) -> float:
+    def _send_due(self, now: float) -> float:
         """Send what is due; how long until the next is."""
         assert self._plan.rate is not None  # noqa: S101
-        step = 1.0 / self._plan.rate
         while self._idle:
-            due = begun + self._outcome.sent * step
-            if due > now:
-                return due - now
-            self._send(self._idle.popleft(), due)
+            if self._due > now:
+                return self._due - now
+            self._send(self._idle.popleft(), self._due)
+            self._due += self._random.expovariate(self._plan.rate)
         return TICK_SECONDS
 
     def _send(self, connection: Connection, due: float) -> None:

@@ -1,6 +1,6 @@
 """Ten times as many requests as can be answered: what is accepted is answered as fast as ever.
 
-The model is slow enough for its engine to be what limits. Its peak is what many connections get,
+The model is slow enough for its engine to be what limits. Its peak is what four connections get,
 each asking again when it has its answer; the usual latency is that at 80% of the peak.
 """
 
@@ -19,7 +19,7 @@ TITLE = "overload by ten"
 SHAPE = Shape(n_classes=100_000, n_experts=8, held=24_000, hidden_size=32)
 ROWS = 64  # of a request, which then takes the engine some milliseconds
 USUAL, OVER = 0.8, 10.0  # of the peak
-CLOSED_CONNECTIONS, OPEN_CONNECTIONS, MANY_CONNECTIONS = 8, 64, 512
+CLOSED_CONNECTIONS, OPEN_CONNECTIONS, MANY_CONNECTIONS = 4, 64, 512
 P99_RATIO, GOODPUT_SHARE = 3.0, 0.9
 MEMORY_BYTES = 128 * MIB
 
