@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI
@@ -148,13 +149,19 @@ async def _lifespan(app: Application) -> AsyncIterator[None]:
     state: State = app.state.service
     keeping = asyncio.create_task(_keep(state))
     watching = asyncio.create_task(watch.forever(app.refresh))
+    noting = asyncio.create_task(watch.forever(partial(_note_counts, state.metrics)))
     yield
     watching.cancel()
+    noting.cancel()
     state.draining = True
     state.keeper.stop()
     await keeping
     await state.keeper.close()
     await asyncio.to_thread(state.journal.close)
+
+
+async def _note_counts(metrics: Metrics) -> None:
+    metrics.look(monotonic())
 
 
 def _keeper(

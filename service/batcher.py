@@ -79,6 +79,7 @@ class Batcher:
         bounds: Bounds,
         max_batch_rows: int,
         max_batch_seconds: float = BATCH_SECONDS,
+        sampler: Callable[[NDArray[np.float32], int], None] | None = None,
         inline_seconds: float = INLINE_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
@@ -88,6 +89,7 @@ class Batcher:
         self._max_batch_rows = max_batch_rows
         self._max_batch_seconds = max_batch_seconds
         self._observer = observer
+        self._sampler = sampler  # is shown rows [B,D] and how many experts were searched for them
         self._inline_seconds = inline_seconds
         self._stuck_seconds = stuck_seconds
         self._canary = np.zeros((1, engine.hidden_size), np.float32)
@@ -404,18 +406,26 @@ class Batcher:
         if in_thread:
             with self._wake:
                 if self._is_mine():  # one that was given up may come back, when others compute
-                    self._count(kind, waits, len(hidden), seconds, result)
+                    self._count(kind, waits, hidden, seconds, result)
         else:
-            self._count(kind, waits, len(hidden), seconds, result)
+            self._count(kind, waits, hidden, seconds, result)
         return result
 
     def _count(
-        self, kind: Kind, waits: Sequence[float], rows: int, seconds: float, result: TopK
+        self,
+        kind: Kind,
+        waits: Sequence[float],
+        hidden: NDArray[np.float32],
+        seconds: float,
+        result: TopK,
     ) -> None:
+        rows = len(hidden)
         self._rates.learn(kind, seconds / rows)
         # Counted before anyone is told, so that a client that has its answer finds it counted.
         if kind[2]:
             self._observer.executed(waits, rows, seconds, result)
+            if self._sampler is not None:
+                self._sampler(hidden, kind[1])
 
     def _failure(self, error: BaseException, requests: int) -> EngineFailed:
         logger.error(

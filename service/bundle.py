@@ -4,74 +4,50 @@ Reading never runs code from the bundle: arrays are read without pickle, and gra
 against a list of operators before anything loads them.
 """
 
-import hashlib
 import io
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service import bundle_files, errors, graph_checks, graphs, snapshots
-from service.bundle_files import QUANTISED, STORED, WEIGHTS, Precision, expert_file
+from service.bundle_files import (
+    HEAD_GRAPH,
+    HEAD_WEIGHTS,
+    QUANTISED,
+    STORED,
+    WEIGHTS,
+    Precision,
+    expert_file,
+)
 from service.graphs import External, Preview
+from service.manifest import (
+    CLASSES,
+    GATE,
+    HEAD_VERSION,
+    LABELS,
+    MANIFEST,
+    NO_CHECKSUM,
+    OFFSETS,
+    QUANTISED_TYPE,
+    SAMPLES,
+    FileEntry,
+    check_within,
+    read_manifest,
+    sha256,
+)
+from service.manifest import Manifest as Manifest
+from service.manifest import TrainingFacts as TrainingFacts
 from service.snapshots import Snapshot
 
 FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-MANIFEST = "manifest.json"
-GATE = "gate.onnx"
-OFFSETS = "index/offsets.npy"
-CLASSES = "index/classes.npy"
-LABELS = "labels.txt"
-SAMPLES = "samples.npy"
-NO_CHECKSUM = "0" * 64
 # Files that are read as a whole: protobuf has this limit, and labels for every class fit in.
 LARGEST_FILE = 2**31 - 1
-LARGEST_MANIFEST = 2**26
-QUANTISED_TYPE = np.dtype(np.int8)
-
-
-class TrainingFacts(BaseModel):
-    """What training measured on its test rows; a server compares live traffic with it."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    utilization: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
-    flops_speedup: float = Field(gt=0, allow_inf_nan=False)
-    accuracy: float | None = Field(default=None, allow_inf_nan=False)
-    full_accuracy: float | None = Field(default=None, allow_inf_nan=False)
-
-
-class FileEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    bytes: int = Field(ge=0)
-
-
-class Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format_version: int
-    precision: Precision = "fp32"
-    checksum: str = Field(pattern="^[0-9a-f]{64}$")
-    created: str
-    producer: str
-    n_classes: int = Field(ge=1, le=2**31 - 1)
-    hidden_size: int = Field(ge=1)
-    n_experts: int = Field(ge=1)
-    expert_sizes: list[int]
-    labels: bool
-    samples: int = Field(ge=0)
-    training: TrainingFacts
-    files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True)
@@ -91,6 +67,7 @@ class Bundle:
     # other: [D,V], or [V,D] if candidates' rows are gathered from it.
     weights: NDArray[np.floating[Any]] | None = None  # [R D] float32, or float16
     quantised: NDArray[np.int8] | None = None  # [R D] always [V,D] by [V,D]
+    head: "Bundle | None" = None  # the full softmax as a layer of one expert, if it was asked for
 
     @property
     def expert_costs(self) -> tuple[float, ...]:
@@ -153,15 +130,21 @@ def flops_speedup(n_classes: int, costs: Sequence[float], utilization: Sequence[
 # --- reading ---------------------------------------------------------------------------------
 
 
-def read(path: Path, snapshot: Snapshot = snapshots.private) -> Bundle:
+def read(path: Path, snapshot: Snapshot = snapshots.private, *, head: bool = False) -> Bundle:
     """Read and verify a bundle; every way it can be wrong is a BundleError of its own.
 
-    Nothing of it stays open: what becomes of the files afterwards changes no answer.
+    Nothing of it stays open: what becomes of the files afterwards changes no answer. A head that
+    is shipped is as large as all experts or larger, so it is left alone unless it is asked for.
     """
     manifest = read_manifest(path)
+    wanted = {
+        name: entry
+        for name, entry in manifest.files.items()
+        if head or name not in (HEAD_GRAPH, HEAD_WEIGHTS)
+    }
     files = {
         name: _read_file(path, name, entry)
-        for name, entry in manifest.files.items()
+        for name, entry in wanted.items()
         if not name.endswith(".bin")
     }
     offsets, classes = _read_index(files, manifest)
@@ -182,13 +165,15 @@ def read(path: Path, snapshot: Snapshot = snapshots.private) -> Bundle:
             preview = graph_checks.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
         previews.append(preview)
+    if HEAD_GRAPH in files:
+        _check_head(files[HEAD_GRAPH], manifest)
     # Last, because they are large: nothing is copied for a bundle that is wrong in small things.
     copied = {
         name: _copied_file(path, name, entry, snapshot)
-        for name, entry in manifest.files.items()
+        for name, entry in wanted.items()
         if name.endswith(".bin")
     }
-    return Bundle(
+    made = Bundle(
         path=path,
         manifest=manifest,
         gate_model=files[GATE],
@@ -198,8 +183,44 @@ def read(path: Path, snapshot: Snapshot = snapshots.private) -> Bundle:
         labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
-        weights=_numbers(copied, WEIGHTS, STORED[manifest.precision][1]),
-        quantised=_numbers(copied, QUANTISED, QUANTISED_TYPE),
+        weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
+        quantised=_numbers(copied, f"experts/{QUANTISED}", QUANTISED_TYPE),
+    )
+    if HEAD_GRAPH not in files:
+        return made
+    weights = _numbers(copied, HEAD_WEIGHTS, STORED[manifest.precision][1])
+    return replace(made, head=_head_layer(made, files[HEAD_GRAPH], weights))
+
+
+def _check_head(graph: bytes, manifest: Manifest) -> None:
+    n_classes, hidden_size = manifest.n_classes, manifest.hidden_size
+    dtype, _ = STORED[manifest.precision]
+    outside = {"W": External(WEIGHTS, 0, dtype, (hidden_size, n_classes))}
+    signature = graph_checks.expert_signature(n_classes, hidden_size, n_classes, outside)
+    if graph_checks.check_graph(HEAD_GRAPH, graph, signature) is not None:
+        raise errors.GraphForbidden(f"{HEAD_GRAPH} is approximated; a head must not be.")
+
+
+def _head_layer(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bundle:
+    """One expert with all classes, which every row goes to with a gate value of 1."""
+    manifest = made.manifest
+    one = manifest.model_copy(
+        update={
+            "n_experts": 1,
+            "expert_sizes": [manifest.n_classes],
+            "precision": "fp16" if manifest.precision == "fp16" else "fp32",
+        }
+    )
+    return replace(
+        made,
+        manifest=one,
+        gate_model=graphs.gate_graph(np.zeros((1, manifest.hidden_size), np.float32)),
+        expert_models=(graph,),
+        offsets=np.array([0, manifest.n_classes]),
+        classes=np.arange(manifest.n_classes, dtype=np.int32),
+        previews=(None,),
+        weights=weights,
+        quantised=None,
     )
 
 
@@ -225,96 +246,15 @@ def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) 
 
 
 def _numbers(copied: dict[str, memoryview], name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    content = copied.get(f"experts/{name}")
+    content = copied.get(name)
     return None if content is None else np.frombuffer(content, dtype)
-
-
-def read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
-    if not file.is_file():
-        raise errors.BundleMissing(f"{path} holds no {MANIFEST}, so it is not a bundle.")
-    _check_within(path, MANIFEST)
-    if file.stat().st_size > LARGEST_MANIFEST:
-        raise errors.ManifestMalformed(f"{MANIFEST} has more than {LARGEST_MANIFEST} bytes.")
-    content = file.read_bytes()
-    try:
-        fields = json.loads(content)
-        found = fields["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise errors.ManifestMalformed(f"{MANIFEST} is not a JSON manifest.") from error
-    if found not in READABLE_VERSIONS or isinstance(found, bool):
-        raise errors.UnknownFormatVersion(
-            f"The bundle has format version {found!r}; this release reads 1 and 2."
-        )
-    if found == 1 and "precision" in fields:
-        raise errors.ManifestMalformed(f"{MANIFEST} of version 1 states a precision.")
-    _check_manifest_checksum(content, fields.get("checksum"))
-    try:
-        manifest = Manifest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise errors.ManifestMalformed(
-            f"{MANIFEST} is wrong at {where}: {first['msg']}."
-        ) from error
-    _check_counts(manifest)
-    _check_file_set(manifest)
-    _check_matrix_sizes(manifest)
-    return manifest
-
-
-def _check_manifest_checksum(content: bytes, checksum: object) -> None:
-    if not isinstance(checksum, str) or content.count(checksum.encode()) != 1 or not checksum:
-        raise errors.ManifestMalformed(f"{MANIFEST} does not state its checksum once.")
-    if _sha256(content.replace(checksum.encode(), NO_CHECKSUM.encode())) != checksum:
-        raise errors.ManifestAltered(f"{MANIFEST} does not match its own checksum.")
-
-
-def _check_counts(manifest: Manifest) -> None:
-    n_experts, n_classes = manifest.n_experts, manifest.n_classes
-    if len(manifest.expert_sizes) != n_experts:
-        count = len(manifest.expert_sizes)
-        raise errors.ShapeWrong(f"{MANIFEST} lists {count} expert sizes for {n_experts} experts.")
-    if not all(0 <= size <= n_classes for size in manifest.expert_sizes):
-        raise errors.ShapeWrong(f"{MANIFEST} has an expert size outside 0..{n_classes}.")
-    if not any(manifest.expert_sizes):
-        raise errors.ShapeWrong("No expert of the bundle holds a class.")
-    if len(manifest.training.utilization) != n_experts:
-        raise errors.ShapeWrong(f"{MANIFEST} needs one training utilization for each expert.")
-
-
-def _check_file_set(manifest: Manifest) -> None:
-    for name in manifest.files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-            raise errors.PathLeavesBundle(f"{MANIFEST} names {name!r}, which leaves the bundle.")
-    experts = {expert_file(e) for e, size in enumerate(manifest.expert_sizes) if size}
-    expected = {GATE, OFFSETS, CLASSES, *experts}
-    if manifest.format_version > 1:
-        expected |= {f"experts/{WEIGHTS}"}
-        expected |= {f"experts/{QUANTISED}"} if manifest.precision == "int8" else set()
-    expected |= {LABELS} if manifest.labels else set()
-    expected |= {SAMPLES} if manifest.samples else set()
-    for name in sorted(expected ^ manifest.files.keys()):
-        problem = "does not list" if name in expected else "lists the unexpected file"
-        raise errors.FileSetWrong(f"{MANIFEST} {problem} {name!r}.")
-
-
-def _check_matrix_sizes(manifest: Manifest) -> None:
-    numbers = sum(manifest.expert_sizes) * manifest.hidden_size
-    stored = {WEIGHTS: STORED[manifest.precision][1], QUANTISED: QUANTISED_TYPE}
-    for name, dtype in stored.items():
-        entry = manifest.files.get(f"experts/{name}")
-        if entry is not None and entry.bytes != numbers * dtype.itemsize:
-            raise errors.ShapeWrong(
-                f"experts/{name} has {entry.bytes} bytes, not {numbers * dtype.itemsize}."
-            )
 
 
 def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
     if entry.bytes > LARGEST_FILE:
         raise errors.FileSizeWrong(f"{name} has more than {LARGEST_FILE} bytes.")
     content = _checked_file(folder, name, entry).read_bytes()
-    if _sha256(content) != entry.sha256:
+    if sha256(content) != entry.sha256:
         raise errors.ChecksumWrong(f"{name} does not match its checksum.")
     return content
 
@@ -323,16 +263,11 @@ def _checked_file(folder: Path, name: str, entry: FileEntry) -> Path:
     file = folder / name
     if not file.is_file():
         raise errors.FileMissing(f"{name} is missing from the bundle.")
-    _check_within(folder, name)
+    check_within(folder, name)
     size = file.stat().st_size
     if size != entry.bytes:
         raise errors.FileSizeWrong(f"{name} has {size} bytes where {entry.bytes} are expected.")
     return file
-
-
-def _check_within(folder: Path, name: str) -> None:
-    if not (folder / name).resolve().is_relative_to(folder.resolve()):
-        raise errors.PathLeavesBundle(f"{name} is a link that leaves the bundle.")
 
 
 def _read_index(
@@ -402,6 +337,8 @@ def write(
     bias: NDArray[np.float32] | None = None,  # [R]
     previews: Mapping[int, Preview] | None = None,  # of the experts to approximate
     precision: Precision = "fp32",
+    head: NDArray[np.float32] | None = None,  # [N,D] the full softmax, to compare answers with
+    head_bias: NDArray[np.float32] | None = None,  # [N]
 ) -> Bundle:
     """Write a bundle to a folder that must not exist yet, and read it back verified.
 
@@ -421,12 +358,14 @@ def write(
     files |= bundle_files.expert_files(
         weight, offsets, n_classes, _float32(bias), dict(previews or {}), precision
     )
+    if head is not None:
+        files |= bundle_files.head_files(head, _float32(head_bias), precision)
     if labels is not None:
         files[LABELS] = _label_bytes(labels, n_classes)
     if samples is not None and len(samples):
         files[SAMPLES] = _npy_bytes(samples.astype("<f4"))
     manifest = Manifest(
-        format_version=FORMAT_VERSION,
+        format_version=FORMAT_VERSION if head is None else HEAD_VERSION,
         precision=precision,
         checksum=NO_CHECKSUM,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -438,20 +377,23 @@ def write(
         labels=labels is not None,
         samples=0 if samples is None else len(samples),
         training=training,
+        head=head is not None,
         files={
-            name: FileEntry(sha256=_sha256(content), bytes=memoryview(content).nbytes)
+            name: FileEntry(sha256=sha256(content), bytes=memoryview(content).nbytes)
             for name, content in sorted(files.items())
         },
     )
     # The manifest goes last: a folder without one is not a bundle.
     bundle_files.write_folder(path, files | {MANIFEST: _manifest_bytes(manifest)})
-    return read(path)
+    return read(path, head=head is not None)
 
 
 def _manifest_bytes(manifest: Manifest) -> bytes:
-    content = manifest.model_dump_json(indent=2).encode() + b"\n"
+    # Earlier releases read version 2, and know no head.
+    unknown = None if manifest.head else {"head"}
+    content = manifest.model_dump_json(indent=2, exclude=unknown).encode() + b"\n"
     stated = f'"checksum": "{NO_CHECKSUM}"'.encode()
-    return content.replace(stated, f'"checksum": "{_sha256(content)}"'.encode())
+    return content.replace(stated, f'"checksum": "{sha256(content)}"'.encode())
 
 
 def _label_bytes(labels: Sequence[str], n_classes: int) -> bytes:
@@ -470,7 +412,3 @@ def _npy_bytes(array: NDArray[np.generic]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
-
-
-def _sha256(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -18,6 +18,7 @@ from service import errors, graphs
 from service.graphs import External, Preview
 
 WEIGHTS, QUANTISED = "weights.bin", "quantised.bin"  # in experts/, beside the graphs
+HEAD_GRAPH, HEAD_WEIGHTS = "head/head.onnx", f"head/{WEIGHTS}"
 
 Precision = Literal["fp32", "fp16", "int8"]
 STORED: Mapping[Precision, tuple[int, np.dtype[Any]]] = {  # of the matrices in weights.bin
@@ -71,6 +72,22 @@ def expert_files(
     if precision == "int8":
         files[f"experts/{QUANTISED}"] = quantised.data.cast("B")
     return files
+
+
+def head_files(
+    weight: NDArray[np.float32],  # [N,D]
+    bias: NDArray[np.float32] | None,  # [N]
+    precision: Precision,
+) -> dict[str, bytes | memoryview]:
+    """A full softmax, as an expert that holds every class."""
+    dtype, stored = STORED[precision]
+    n_classes, hidden_size = weight.shape
+    outside = External(WEIGHTS, 0, dtype, (hidden_size, n_classes))
+    numbers = np.ascontiguousarray(_stored(weight.astype(np.float32).T, stored)).ravel()
+    return {
+        HEAD_GRAPH: graphs.expert_graph(outside, n_classes, bias),
+        HEAD_WEIGHTS: numbers.data.cast("B"),
+    }
 
 
 def _stored(matrix: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:

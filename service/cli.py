@@ -169,12 +169,14 @@ def verify(bundle: Path) -> None:
     from service.bundle import read
     from service.engine import Engine
 
-    opened = read(bundle)
+    opened = read(bundle, head=True)
     engine = Engine(opened)
     rows = opened.samples
     if rows is None:
         rows = np.zeros((1, engine.hidden_size), np.float32)
     engine.topk(rows, 1)
+    if opened.head is not None:
+        Engine(opened.head).topk(rows, 1)
     click.echo(
         f"{bundle} is a good bundle: {engine.n_classes} classes in {engine.n_experts} experts."
     )

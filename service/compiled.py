@@ -1,7 +1,7 @@
 """How Python loops become machine code, and the types of their arguments."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numba import njit, types
@@ -37,9 +37,9 @@ REORDERED = {*ORDERED, "reassoc"}
 reordered = compiled(REORDERED)
 
 
-def given(scalar: types.Type, dimensions: int) -> types.Type:
+def given(scalar: types.Type, dimensions: int, layout: Literal["C", "A"] = "C") -> types.Type:
     """An argument that is only read, so that it may be a part of a file or of a message."""
-    return types.Array(scalar, dimensions, "C", readonly=True)
+    return types.Array(scalar, dimensions, layout, readonly=True)
 
 
 ROWS, FLOATS, INTEGERS = given(types.float32, 2), given(types.float32, 1), given(types.int64, 1)

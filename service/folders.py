@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from service import labels
-from service.bundle import MANIFEST
 from service.errors import ModelsFolderMissing
+from service.manifest import MANIFEST
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")

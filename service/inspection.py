@@ -19,6 +19,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "classes": manifest.n_classes,
         "hidden_size": manifest.hidden_size,
         "labels": manifest.labels,
+        "head": manifest.head,
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
         # Worked out from what the graphs compute, not copied from what the manifest says.
         "flops_speedup": flops_speedup(manifest.n_classes, costs, utilization),
@@ -58,6 +59,7 @@ def table(facts: dict[str, Any]) -> str:
             _line("", f"{number:,} classes in {count} {'expert' if count == '1' else 'experts'}")
             for count, number in facts["copies"].items()
         ),
+        *([_line("head", "shipped, to compare answers with")] if facts["head"] else []),
         _line("size", f"{facts['bytes']:,} bytes"),
         _line("created", f"{facts['created']}, format {facts['format_version']}"),
         "",

@@ -104,7 +104,7 @@ class Keeper:
         async with self._turn:
             models = list(self._repository.catalog.models()) if self._repository.loaded else []
             for model in models:
-                await model.batcher.close()
+                await model.close()
             await asyncio.gather(*self._retiring)
             self._thread.shutdown(wait=False)
 
@@ -245,7 +245,7 @@ class Keeper:
 
     async def _let_go(self, model: Model) -> None:
         """What it has taken is answered first."""
-        await model.batcher.close()
+        await model.close()
         self._metrics.forget(model.metrics)
         logger.info("Unloaded %s/%d.", model.name, model.version)
         del model

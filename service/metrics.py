@@ -23,6 +23,7 @@ from service import roster, tally
 from service.backend import TopK
 from service.bundle import Bundle, flops_speedup
 from service.cells import Cells, Key, PrivateCells, Sheet, Values, totals
+from service.drift_metrics import SHADOW, Drift, drift_families, shadow_families
 from service.http_metrics import DENIED, REJECTED, HttpMetrics, add_histogram, http_families
 from service.roster import Roster
 from service.tally import EXPERT_SECONDS, SECONDS
@@ -35,7 +36,8 @@ EXPERT = (*MODEL, "expert")
 MODEL_CALLS, QUEUE_ROWS, LOADED = "model", "queue", "loaded"
 LOG_DROPPED = "log dropped"
 FAILED = "failed"
-OF_A_VERSION = (MODEL_CALLS, QUEUE_ROWS, FAILED)
+WINDOW_SECONDS = 300.0
+OF_A_VERSION = (MODEL_CALLS, QUEUE_ROWS, FAILED, SHADOW)
 
 
 class Metrics:
@@ -71,6 +73,11 @@ class Metrics:
         self.trained_speedup = gauge(
             "dss_trained_flops_speedup_ratio", "FLOPs speedup measured in training.", MODEL
         )
+        self.trained_recall = gauge(
+            "dss_trained_recall_ratio",
+            "Of the full softmax's first classes, the share among ours, as measured at export.",
+            (*MODEL, "at"),
+        )
         self.model_info = gauge(
             "dss_model_info",
             "1 for each model that is loaded.",
@@ -86,9 +93,19 @@ class Metrics:
         registry.register(Counted(self.read, self._read_roster))
         registry.register(LiveRatios(self._models))
 
-    def model(self, name: str, version: int, bundle: Bundle) -> "ModelMetrics":
+    def model(
+        self,
+        name: str,
+        version: int,
+        bundle: Bundle,
+        *,
+        window_seconds: float = WINDOW_SECONDS,
+        shadow_size: int = 0,
+    ) -> "ModelMetrics":
         """The metrics of one loaded model, with their labels looked up once."""
-        model = ModelMetrics(self, self._cells, name, str(version), bundle)
+        model = ModelMetrics(
+            self, self._cells, name, str(version), bundle, window_seconds, shadow_size
+        )
         self._models.append(model)
         return model
 
@@ -147,6 +164,12 @@ class Metrics:
         for model in self._models:
             model.publish_queue()
 
+    def look(self, now: float) -> None:
+        """Note what has been counted so far: it is the beginning of a window later."""
+        for model in list(self._models):
+            if model.drift.is_due(now):
+                model.drift.look(now, model.traffic)
+
     def read(self) -> list[Sheet]:
         """The sheets of all workers, those about queues only of workers that are alive."""
         self.publish_queues()
@@ -175,7 +198,14 @@ class ModelMetrics:
     """One model's cells; `executed` is on the hot path and looks up no label."""
 
     def __init__(
-        self, metrics: Metrics, cells: Cells, name: str, version: str, bundle: Bundle
+        self,
+        metrics: Metrics,
+        cells: Cells,
+        name: str,
+        version: str,
+        bundle: Bundle,
+        window_seconds: float,
+        shadow_size: int,
     ) -> None:
         manifest = bundle.manifest
         n_experts = manifest.n_experts
@@ -189,6 +219,9 @@ class ModelMetrics:
         self._failed_key = (FAILED, *self.labels)
         self._failed = cells.sheet(self._failed_key, 2)  # requests and their seconds
         self._queue_rows: Callable[[], float] = lambda: 0
+        self._shadow_key = (SHADOW, *self.labels)
+        self.shadow = cells.sheet(self._shadow_key, shadow_size) if shadow_size else np.empty(0)
+        self.drift = Drift(self.labels, manifest.training, window_seconds)
         self._tally = tally.compiled_tally()
         self._waits = np.zeros(1)
         self.series: list[tuple[Gauge, tuple[str, ...]]] = []  # what is shown of it
@@ -205,6 +238,8 @@ class ModelMetrics:
             self._show(metrics.expert_cost, expert, cost)
             self._show(metrics.trained_utilization, expert, share)
         self._show(metrics.trained_speedup, self.labels, manifest.training.flops_speedup)
+        for at, recall in (manifest.training.head_recall or {}).items():
+            self._show(metrics.trained_recall, (*self.labels, at), recall)
         facts = (
             manifest.n_classes,
             manifest.hidden_size,
@@ -247,6 +282,9 @@ class ModelMetrics:
             result.gate_seconds,
             result.expert_rows,
             result.expert_seconds,
+            result.experts,
+            result.gates,
+            self.drift.trained.edges,
         )
 
     def failed(self, seconds: float) -> None:
@@ -278,14 +316,26 @@ class ModelMetrics:
 
     @property
     def expert_rows(self) -> list[int]:
-        return [int(rows) for rows in _experts(self._totals())[:, 0]]
+        return [int(rows) for rows in _experts(self._totals())[:, tally.SCORED]]
 
     @property
     def expert_mean_seconds(self) -> list[float | None]:
         """Of one execution, whatever its number of rows; None for an expert never run."""
         experts = _experts(self._totals())
-        runs = experts[:, 2:].sum(axis=1)
-        return [float(s / n) if n else None for s, n in zip(experts[:, 1], runs, strict=True)]
+        took = experts[:, tally.TOOK]
+        runs = experts[:, tally.TOOK + 1 :].sum(axis=1)
+        return [float(s / n) if n else None for s, n in zip(took, runs, strict=True)]
+
+    @property
+    def traffic(self) -> Values:
+        """What `Drift` compares: counts that only grow, over all workers."""
+        cells = self._totals()
+        chosen = _experts(cells)[: len(self.expert_costs), tally.CHOSEN]
+        gates = cells[tally.CONFIDENCE : tally.CONFIDENCE + tally.GATE_BINS]
+        shadow = self.shadow
+        if len(shadow):
+            shadow = totals(self._all_cells.sheets(self._shadow_key)).get(self._shadow_key, shadow)
+        return np.concatenate([chosen, gates, shadow])
 
     @property
     def utilization(self) -> list[float] | None:
@@ -296,7 +346,7 @@ class ModelMetrics:
         cells = self._totals()
         if not cells[tally.ROWS]:
             return None
-        return [float(rows / cells[tally.ROWS]) for rows in _experts(cells)[:, 0]]
+        return [float(rows / cells[tally.ROWS]) for rows in _experts(cells)[:, tally.SCORED]]
 
     @property
     def flops_speedup(self) -> float | None:
@@ -326,6 +376,7 @@ class Counted(Collector):
         yield from load_families({})
         yield from _log_families({})
         yield from _model_families({})
+        yield from shadow_families({})
         yield from _worker_families(Roster())
 
     def collect(self) -> Iterator[Metric]:
@@ -334,6 +385,7 @@ class Counted(Collector):
         yield from load_families(counted)
         yield from _log_families(counted)
         yield from _model_families(counted)
+        yield from shadow_families(counted)
         yield from _worker_families(self._read_roster())
 
 
@@ -378,8 +430,8 @@ def _model_families(counted: dict[Key, Values]) -> Iterator[Metric]:
             add_histogram(family, labels, cells[first : first + tally.HISTOGRAM], SECONDS)
         for expert, its_cells in enumerate(_experts(cells)):
             its_labels = (*labels, str(expert))
-            expert_rows.add_metric(its_labels, float(its_cells[0]))
-            add_histogram(expert_seconds, its_labels, its_cells[1:], EXPERT_SECONDS)
+            expert_rows.add_metric(its_labels, float(its_cells[tally.SCORED]))
+            add_histogram(expert_seconds, its_labels, its_cells[tally.TOOK :], EXPERT_SECONDS)
     yield requests
     yield rows
     yield executions
@@ -430,3 +482,4 @@ class LiveRatios(Collector):
                 speedup.add_metric(model.labels, live)
         yield utilization
         yield speedup
+        yield from drift_families((model.drift, model.traffic) for model in models)

@@ -1,5 +1,7 @@
 """One loaded version of a model: its facts, its engine and the queue before it."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle, snapshots
+from service import bundle, shadow, snapshots
 from service.batcher import Batcher
 from service.bundle import Bundle, Manifest
 from service.calls import TopKEngine
@@ -15,8 +17,11 @@ from service.codecs import DEFAULT_K, Source
 from service.errors import AnswersNotFinite
 from service.metrics import Metrics, ModelMetrics
 from service.settings import Settings
+from service.shadow import Shadow
 from service.snapshots import Snapshot
 from service.waiting import Bounds
+
+logger = logging.getLogger(__name__)
 
 EngineFactory = Callable[[Bundle, int | None], TopKEngine]
 
@@ -31,6 +36,13 @@ class Model:
     engine: TopKEngine
     batcher: Batcher
     metrics: ModelMetrics
+    shadow: Shadow | None
+
+    async def close(self) -> None:
+        """What it has taken is answered first."""
+        await self.batcher.close()
+        if self.shadow is not None:
+            await asyncio.to_thread(self.shadow.close)
 
     @property
     def default_k(self) -> int:
@@ -48,12 +60,27 @@ def open_model(
     snapshot: Snapshot = snapshots.private,
 ) -> Model:
     """Read a bundle and make it answer. The bundle itself is let go: the engine has its graphs."""
-    opened = bundle.read(path, snapshot)
+    rate = settings.shadow.rate
+    opened = bundle.read(path, snapshot, head=rate > 0)
     engine = engine_factory(opened, settings.engine.threads)
     known = _known_rows(opened)
     _check_answers(engine, known)
     labels = None if opened.labels is None else np.array(opened.labels, dtype=object)
-    observer = metrics.model(name, version, opened)
+    shadowed = opened.head is not None
+    observer = metrics.model(
+        name,
+        version,
+        opened,
+        window_seconds=settings.drift.window_seconds,
+        shadow_size=shadow.size(engine) if shadowed else 0,
+    )
+    compared = None
+    if opened.head is not None:
+        full = engine_factory(opened.head, 1)
+        most_rows = settings.shadow.max_waiting_rows
+        compared = Shadow(engine, full, observer.shadow, rate=rate, most_rows=most_rows)
+    elif rate > 0:
+        logger.warning("%s/%d ships no head, so no row of it is compared with one.", name, version)
     queue = settings.queue
     batcher = Batcher(
         engine,
@@ -70,6 +97,7 @@ def open_model(
         max_batch_seconds=queue.max_batch_seconds,
         inline_seconds=queue.inline_seconds,
         stuck_seconds=settings.engine.stuck_seconds,
+        sampler=None if compared is None else compared.offer,
     )
     observer.watch_queue(lambda: batcher.queued_rows)
     model = Model(
@@ -81,6 +109,7 @@ def open_model(
         engine=engine,
         batcher=batcher,
         metrics=observer,
+        shadow=compared,
     )
     batcher.warm(known, model.default_k)
     return model

@@ -94,6 +94,23 @@ class Queue(BaseModel):
     inline_seconds: NonNegativeFloat = 0.001
 
 
+class Drift(BaseModel):
+    """How live traffic is compared with training's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    window_seconds: PositiveFloat = 300.0
+
+
+class Shadow(BaseModel):
+    """A sample of rows that the full softmax is asked about as well, beside the traffic."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rate: Share = 0.0
+    max_waiting_rows: PositiveInt = 256  # more are dropped
+
+
 class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -190,6 +207,8 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     queue: Queue = Queue()
     engine: EngineSettings = EngineSettings()
+    drift: Drift = Drift()
+    shadow: Shadow = Shadow()
     repository: RepositorySettings = RepositorySettings()
     access: AccessSettings = AccessSettings()
     tls: TlsSettings = TlsSettings()

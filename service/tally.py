@@ -1,8 +1,9 @@
 """What an engine call adds to its model's cells, in one compiled function.
 
-A model's sheet holds four totals, the moment of the last call, three histograms and, for each
-expert, its rows and a histogram. A histogram is a sum followed by one count for each bucket, not
-yet cumulative.
+A model's sheet holds four totals, the moment of the last call, three histograms, how many rows had
+a gate value in each of a few bins and, for each expert, the rows it scored, the rows whose first
+choice it was, and a histogram. A histogram is a sum followed by one count for each bucket, not yet
+cumulative.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,11 @@ LAST = 4  # seconds since the epoch: not a total, so the latest worker's counts
 QUEUE = 5
 COMPUTE = QUEUE + HISTOGRAM
 GATE = COMPUTE + HISTOGRAM
-EXPERTS = GATE + HISTOGRAM
-EXPERT = 1 + 1 + len(EXPERT_SECONDS) + 1  # rows, a sum, the buckets and the one above all
+GATE_BINS = 10
+CONFIDENCE = GATE + HISTOGRAM
+EXPERTS = CONFIDENCE + GATE_BINS
+SCORED, CHOSEN, TOOK = 0, 1, 2  # of an expert; the last is its histogram
+EXPERT = TOOK + 1 + len(EXPERT_SECONDS) + 1
 
 Tally = Callable[
     [
@@ -40,6 +44,9 @@ Tally = Callable[
         float,
         NDArray[np.int64],
         NDArray[np.float64],
+        NDArray[np.int64],
+        NDArray[np.float32],
+        NDArray[np.float32],
     ],
     None,
 ]
@@ -67,6 +74,9 @@ def compiled_tally() -> Tally:
         seconds,
         given(types.int64, 1),
         given(types.float64, 1),
+        given(types.int64, 1, "A"),
+        given(types.float32, 1, "A"),
+        given(types.float32, 1),
     )
     return compiled(ORDERED, signature)(tally)
 
@@ -81,6 +91,9 @@ def tally(
     gate_seconds: float,
     expert_rows: NDArray[np.int64],  # [K]
     expert_seconds: NDArray[np.float64],  # [K]
+    chosen: NDArray[np.int64],  # [B] the gate's first choice
+    gates: NDArray[np.float32],  # [B] its value
+    edges: NDArray[np.float32],  # [GATE_BINS-1] ascending: the upper ends of all bins but the last
 ) -> None:
     def observe(at: int, value: float) -> None:
         bucket = 0
@@ -98,12 +111,20 @@ def tally(
         observe(QUEUE, waits[i])
     observe(COMPUTE, seconds)
     observe(GATE, gate_seconds)
-    for e in range(min(expert_rows.shape[0], (cells.shape[0] - EXPERTS) // EXPERT)):
+    n_experts = min(expert_rows.shape[0], (cells.shape[0] - EXPERTS) // EXPERT)
+    for i in range(chosen.shape[0]):
+        b = 0
+        while b < edges.shape[0] and gates[i] > edges[b]:
+            b += 1
+        cells[CONFIDENCE + b] += 1
+        if chosen[i] < n_experts:
+            cells[EXPERTS + chosen[i] * EXPERT + CHOSEN] += 1
+    for e in range(n_experts):
         if expert_rows[e] > 0:
             at = EXPERTS + e * EXPERT
             bucket = 0
             while bucket < len(EXPERT_SECONDS) and expert_seconds[e] > EXPERT_SECONDS[bucket]:
                 bucket += 1
-            cells[at] += expert_rows[e]
-            cells[at + 1] += expert_seconds[e]
-            cells[at + 2 + bucket] += 1
+            cells[at + SCORED] += expert_rows[e]
+            cells[at + TOOK] += expert_seconds[e]
+            cells[at + TOOK + 1 + bucket] += 1

@@ -14,10 +14,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
-from service import bundle, folders, labels
+from service import folders, labels
 from service.errors import DSSError, FileUnreadable
 from service.folders import Found, Look, Stamp
 from service.labels import Labels, LabelsMalformed
+from service.manifest import read_manifest
 from service.metrics import Metrics
 from service.model import Model
 from service.repository import Entry, Repository
@@ -293,7 +294,7 @@ def _refusal(error: Exception) -> Refusal:
 def _is_same(path: Path, have: Model) -> bool:
     """Whether a manifest that looks different says the same: touched, or mounted anew."""
     try:
-        return bundle.read_manifest(path).checksum == have.manifest.checksum
+        return read_manifest(path).checksum == have.manifest.checksum
     except (DSSError, OSError):
         return False
 

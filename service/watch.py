@@ -1,4 +1,4 @@
-"""Files that may be replaced while the server runs."""
+"""What is looked at once a second while the server runs: files that may be replaced, counts."""
 
 import asyncio
 import logging
@@ -43,4 +43,4 @@ async def forever(refresh: Callable[[], Awaitable[None]]) -> None:
         try:
             await refresh()
         except Exception:
-            logger.exception("Looking for changed files failed.")
+            logger.exception("Looking for changes failed.")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tiny import N_CLASSES, SIZES, WIDTH, write_tiny
 
 from service import bundle, errors, graphs
-from service.bundle import MANIFEST, NO_CHECKSUM
+from service.manifest import MANIFEST, NO_CHECKSUM, sha256
 
 DEMO = Path(__file__).parent.parent / "models" / "demo" / "1"
 
@@ -30,7 +30,7 @@ def rewrite(folder: Path, change: Callable[[dict], None]) -> None:  # type: igno
     change(fields)
     fields["checksum"] = NO_CHECKSUM
     content = json.dumps(fields, indent=2)
-    checksum = bundle._sha256(content.encode())
+    checksum = sha256(content.encode())
     (folder / MANIFEST).write_text(content.replace(NO_CHECKSUM, checksum))
 
 
@@ -39,7 +39,7 @@ def replace(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
     def change(fields: dict) -> None:  # type: ignore[type-arg]
-        fields["files"][name] = {"sha256": bundle._sha256(content), "bytes": len(content)}
+        fields["files"][name] = {"sha256": sha256(content), "bytes": len(content)}
 
     rewrite(folder, change)
 

@@ -8,13 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle
+from service.manifest import GateFacts
 
 WIDTH = 4
 N_CLASSES = 12
 SIZES = (5, 4, 4)
 
 
-def write_tiny(path: Path, *, seed: int = 0, labels: bool = True) -> bundle.Bundle:
+def write_tiny(
+    path: Path,
+    *,
+    seed: int = 0,
+    labels: bool = True,
+    gates: GateFacts | None = None,
+    head: NDArray[np.float32] | None = None,
+    head_bias: NDArray[np.float32] | None = None,
+    precision: bundle.Precision = "fp32",
+) -> bundle.Bundle:
     """Three experts, twelve classes, class 0 twice; a row's largest axis chooses its expert."""
     rng = np.random.default_rng(seed)
     gate = np.zeros((3, WIDTH), np.float32)
@@ -31,9 +41,14 @@ def write_tiny(path: Path, *, seed: int = 0, labels: bool = True) -> bundle.Bund
             utilization=[0.5, 0.25, 0.25],
             flops_speedup=bundle.flops_speedup(N_CLASSES, SIZES, [0.5, 0.25, 0.25]),
             accuracy=0.9,
+            gates=gates,
+            head_recall=None if head is None else {"1": 0.75, "5": 0.5, "10": 0.5},
         ),
         labels=[f"class {number}" for number in range(N_CLASSES)] if labels else None,
         samples=rng.normal(size=(2, WIDTH)).astype(np.float32),
+        head=head,
+        head_bias=head_bias,
+        precision=precision,
     )
 
 

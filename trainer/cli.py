@@ -194,6 +194,12 @@ def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
     show_default=True,
     help="How experts are stored; int8 scores all classes roughly and the best exactly.",
 )
+@click.option(
+    "--head",
+    type=click.Path(path_type=Path),
+    help="The full softmax's matrix (.npy), shipped so that a server can compare its answers.",
+)
+@click.option("--bias", type=click.Path(path_type=Path), help="The head's bias, if it has one.")
 def export(
     run: Path,
     destination: Path,
@@ -202,6 +208,8 @@ def export(
     svd_share: float | None,
     svd_above: int,
     precision: Literal["fp32", "fp16", "int8"],
+    head: Path | None,
+    bias: Path | None,
 ) -> None:
     """Write the bundle of a finished RUN to DESTINATION, e.g. models/NAME/1, and check it.
 
@@ -210,6 +218,7 @@ def export(
     from trainer.export import export as export_run
     from trainer.export import words_on_approximation
     from trainer.svd import Approximation
+    from trainer.vectors import open_head
 
     if (svd_window is None) != (svd_share is None):
         raise click.UsageError("--svd-window and --svd-share go together.")
@@ -218,7 +227,10 @@ def export(
         approximation = Approximation(svd_window, svd_share, svd_above)
     if approximation is not None and precision != "fp32":
         raise click.UsageError("--svd-window goes with --precision fp32 only.")
-    written = export_run(run, destination, labels, approximation, precision)
+    if bias is not None and head is None:
+        raise click.UsageError("--bias goes with --head.")
+    shipped = None if head is None else open_head(head, bias)
+    written = export_run(run, destination, labels, approximation, precision, shipped)
     manifest = written.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
     layer = "approximated layer" if any(written.previews) else "layer"

@@ -18,9 +18,10 @@ from service.engine import Engine
 from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer import runs
 from trainer.layer import DSSoftmax
+from trainer.live_facts import gate_facts, head_recall
 from trainer.runs import layer_inputs
 from trainer.svd import ROWS_AT_ONCE, ApproximatedLayer, Approximation, Floats
-from trainer.vectors import chunks
+from trainer.vectors import ClassesDisagree, Head, WidthsDisagree, chunks
 
 # On log-probabilities, absolute and relative: a gate with large logits rounds its own value, and
 # that scales every score of the row. Classes that close may change places.
@@ -39,8 +40,12 @@ def export(
     labels: Path | None = None,
     approximation: Approximation | None = None,
     precision: Precision = "fp32",
+    head: Head | None = None,
 ) -> Bundle:
-    """Write the run's layer as a bundle and check every answer to its test rows."""
+    """Write the run's layer as a bundle and check every answer to its test rows.
+
+    A head is the full softmax that a server may compare its answers with.
+    """
     layer, biased = runs.load_layer(run), runs.is_biased(run)
     hidden: NDArray[np.float32] = np.load(run / runs.HIDDEN, allow_pickle=False)
     summary = json.loads((run / runs.SUMMARY).read_text())
@@ -54,6 +59,10 @@ def export(
     approximated = ApproximatedLayer(layer, previews, biased) if previews else None
     if approximation and approximated:
         facts = facts_when_approximated(facts, approximation, approximated, hidden)
+    facts["gates"] = gate_facts(hidden, gate, gate_bias)
+    if head is not None:
+        _check_head(head, layer.n_classes, hidden.shape[1])
+        facts["head_recall"] = head_recall(layer, layer_inputs(hidden, biased), hidden, head)
     # Checked in a folder that no server takes for a version, then renamed.
     unchecked = destination.with_name(f".{destination.name}.unchecked")
     shutil.rmtree(unchecked, ignore_errors=True)
@@ -72,6 +81,8 @@ def export(
             bias=bias,
             previews=previews,
             precision=precision,
+            head=None if head is None else head.weight,
+            head_bias=None if head is None else head.bias,
         )
         if approximated is not None:
             check_approximation(approximated, Engine(written), hidden)
@@ -83,6 +94,14 @@ def export(
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
     return bundle.read(destination)
+
+
+def _check_head(head: Head, n_classes: int, hidden_size: int) -> None:
+    classes, width = head.weight.shape
+    if classes != n_classes:
+        raise ClassesDisagree(f"The head has {classes} classes, the layer {n_classes}.")
+    if width != hidden_size:
+        raise WidthsDisagree(f"The head has rows of {width} numbers, the layer of {hidden_size}.")
 
 
 def _split(

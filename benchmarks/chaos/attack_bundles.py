@@ -20,8 +20,9 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from service import bundle
-from service.bundle import CLASSES, GATE, LABELS, MANIFEST, NO_CHECKSUM, OFFSETS, SAMPLES, Bundle
+from service.bundle import Bundle
 from service.bundle_files import WEIGHTS, expert_file
+from service.manifest import CLASSES, GATE, LABELS, MANIFEST, NO_CHECKSUM, OFFSETS, SAMPLES
 
 EXPERT = expert_file(0)
 BOMB_BYTES = 2**27  # of zeros, once unpacked

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from service import bundle
 from service.bench import processes, rows
 from service.engine import BackendName, Engine
+from service.manifest import read_manifest
 
 WARM_UP_SHARE = 0.2
 LEAST_CALLS = 10
@@ -53,7 +54,7 @@ def sweep(plan: Sweep) -> Iterator[Measured]:
 
 def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
     _import_backends()
-    manifest = bundle.read_manifest(plan.bundle)
+    manifest = read_manifest(plan.bundle)
     source = rows.choose(plan.hidden, rows.samples(plan.bundle), manifest.hidden_size)
     batches = {size: source.batches(size) for size in plan.batches}
     before = processes.resident_bytes([os.getpid()])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
+from service.manifest import SAMPLES, read_manifest
 
 NOISE_ROWS = 4096
 MOST_ROWS = 2**14
@@ -49,9 +49,9 @@ def choose(file: Path | None, samples: NDArray[np.float32] | None, width: int) -
 
 def samples(folder: Path) -> NDArray[np.float32] | None:
     """The samples of a bundle, if it has any."""
-    if not bundle.read_manifest(folder).samples:
+    if not read_manifest(folder).samples:
         return None
-    found: NDArray[np.float32] = np.load(folder / bundle.SAMPLES, allow_pickle=False)  # [M,D]
+    found: NDArray[np.float32] = np.load(folder / SAMPLES, allow_pickle=False)  # [M,D]
     return found
 
 
