@@ -55,6 +55,10 @@ def npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
     return bundle._npy_bytes(array)
 
 
+def with_head(path: Path) -> Path:
+    return write_tiny(path / "headed", head=np.ones((N_CLASSES, WIDTH), np.float32)).path
+
+
 # --- a good one -------------------------------------------------------------------------------
 
 
@@ -201,8 +205,45 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (set_field("format_version", 3), errors.UnknownFormatVersion),
+        (set_field("head", False), errors.FileSetWrong),
+        (set_field("format_version", 2), errors.ManifestMalformed),
+        (lambda f: f["files"].pop("head/head.onnx"), errors.FileSetWrong),
+        (lambda f: f["files"]["head/weights.bin"].update(bytes=3), errors.ShapeWrong),
+        (lambda f: f["files"]["head/weights.bin"].update(sha256="1" * 64), errors.ChecksumWrong),
+    ],
+)
+def test_a_manifest_that_lies_about_its_head(
+    tmp_path: Path,
+    change: Callable[[dict], None],  # type: ignore[type-arg]
+    expected: type[errors.BundleError],
+) -> None:
+    folder = with_head(tmp_path)
+    rewrite(folder, change)
+    with pytest.raises(expected):
+        bundle.read(folder, head=True)
+
+
+def test_a_head_is_not_approximated_and_its_graph_is_checked(tmp_path: Path) -> None:
+    folder = with_head(tmp_path)
+    outside = graphs.External("weights.bin", 0, graphs.FLOAT, (N_CLASSES, WIDTH))
+    preview = graphs.Preview(
+        np.eye(2, WIDTH, dtype=np.float32), np.ones((N_CLASSES, 2), np.float32), 3
+    )
+    replace(folder, "head/head.onnx", graphs.expert_svd_graph(outside, N_CLASSES, preview))
+    with pytest.raises(errors.GraphForbidden, match="approximated"):
+        bundle.read(folder, head=True)
+    replace(folder, "head/head.onnx", b"no graph")
+    with pytest.raises(errors.GraphMalformed):
+        bundle.read(folder, head=True)
+    assert bundle.read(folder).head is None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (set_field("format_version", 4), errors.UnknownFormatVersion),
         (set_field("format_version", "1"), errors.UnknownFormatVersion),
+        (set_field("head", True), errors.ManifestMalformed),
         (set_field("n_classes", 0), errors.ManifestMalformed),
         (set_field("n_classes", "many"), errors.ManifestMalformed),
         (set_field("surprise", 1), errors.ManifestMalformed),

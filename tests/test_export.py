@@ -18,6 +18,7 @@ from trainer import runs
 from trainer.config import make_config
 from trainer.export import check_parity, export
 from trainer.tasks import synthetic
+from trainer.vectors import ClassesDisagree, Head, WidthsDisagree
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,35 @@ def test_the_service_answers_as_the_layer_does(finished: Path, tmp_path: Path) -
     assert facts["accuracy"] == summary["accuracy"] and facts["seed"] == summary["seed"]
     assert "seconds" not in facts
     assert [p.name for p in (tmp_path / "models" / "small").iterdir()] == ["1"]
+
+
+def test_a_head_is_shipped_with_what_a_server_compares_traffic_with(
+    finished: Path, tmp_path: Path
+) -> None:
+    layer, hidden = runs.load_layer(finished), np.load(finished / runs.HIDDEN)
+    own = np.zeros((layer.n_classes, hidden.shape[1]), np.float32)
+    own[layer.class_of_row.numpy()] = layer.weight.numpy()
+    written = export(finished, tmp_path / "1", head=Head(own, None))
+    facts = written.manifest.training
+    assert written.head is not None and facts.gates is not None and facts.head_recall is not None
+    engine, full = Engine(written), Engine(written.head)
+    served, best = engine.topk(hidden, 10), full.topk(hidden, 10)
+    for at in (1, 5, 10):
+        same = served.classes[:, :at, None] == best.classes[:, None, :at]
+        assert facts.head_recall[str(at)] == pytest.approx(same.sum() / (at * len(hidden)))  # type: ignore[index]
+    bins = np.searchsorted(facts.gates.edges, served.gates)
+    shares = np.bincount(bins, minlength=len(facts.gates.shares)) / len(hidden)
+    np.testing.assert_allclose(facts.gates.shares, shares, atol=1e-12)
+    assert all(share > 0 for share in facts.gates.shares)
+
+
+def test_a_head_of_another_shape_is_refused(finished: Path, tmp_path: Path) -> None:
+    layer = runs.load_layer(finished)
+    width = layer.gate.shape[1]
+    for shape, expected in (((5, width), ClassesDisagree), ((layer.n_classes, 3), WidthsDisagree)):
+        with pytest.raises(expected):
+            export(finished, tmp_path / "1", head=Head(np.ones(shape, np.float32), None))
+    assert not (tmp_path / "1").exists()
 
 
 def test_a_mismatch_is_refused_and_nothing_is_left(

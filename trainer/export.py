@@ -93,7 +93,7 @@ def export(
         unchecked.rename(destination)
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
-    return bundle.read(destination)
+    return bundle.read(destination, head=head is not None)
 
 
 def _check_head(head: Head, n_classes: int, hidden_size: int) -> None:
