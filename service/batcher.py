@@ -325,6 +325,7 @@ class Batcher:
                 if not self._hand_back():
                     return
                 _call(batch, self._told, *done)
+                batch, done = [], ([], [])  # nothing is kept while the thread waits
         except BaseException as error:
             logger.critical("The engine's thread of %s died.", self._name, exc_info=error)
             _call(batch, self._crashed, threading.current_thread())

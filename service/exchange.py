@@ -270,6 +270,7 @@ async def answer(
         if isinstance(found, asyncio.Future):
             scope[PENDING] = pending = found
             found = await found
+            scope[PENDING] = pending = None
         good, content = exchange.answer(lead, found)
     except ClientDisconnect:
         logger.debug("A client left before its request was complete.")

@@ -80,7 +80,12 @@ def changed_level(level: int, asked: dict[str, Any]) -> int:
     the lesser ones.
     """
     lowest, highest = logging.DEBUG, logging.CRITICAL
+    known = (*SWITCHES, "log_file", "log_format")
     for name, value in asked.items():
+        if name not in known:
+            raise UnknownField(
+                f"There is no such log setting; the settings are {', '.join(known)}."
+            )
         if value is None:
             continue
         if name in SWITCHES:
@@ -91,15 +96,10 @@ def changed_level(level: int, asked: dict[str, Any]) -> int:
         elif name == "log_file":
             if value != "":
                 raise NotSupported("The log goes to stderr; 'log_file' cannot be changed.")
-        elif name == "log_format":
-            if value != LOG_FORMAT:
-                raise NotSupported(
-                    "The log's format is chosen when the server starts; 'log_format' cannot be"
-                    " changed."
-                )
-        else:
-            known = ", ".join((*SWITCHES, "log_file", "log_format"))
-            raise UnknownField(f"There is no such log setting; the settings are {known}.")
+        elif value != LOG_FORMAT:
+            raise NotSupported(
+                "The log's format is chosen when the server starts; 'log_format' cannot be changed."
+            )
     if lowest > highest:
         raise InvalidField("A level cannot be shown without the graver ones.")
     return min(max(level, lowest), highest)

@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from tiny import WIDTH, rows_for, write_tiny
 
 from service import hot, limits
 from service.app import Application, create_app
-from service.settings import Limits, Settings
+from service.backend import TopK
+from service.settings import Limits, Queue, Settings
 
 Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -330,6 +333,38 @@ def test_requests_of_one_turn_are_joined_and_answered_as_single_ones(app: Applic
         found, expected = orjson.loads(exchange.body), orjson.loads(single.body)
         assert found["classes"] == expected["classes"]
         np.testing.assert_allclose(found["log_probs"], expected["log_probs"], atol=1e-6)
+
+
+class Remembering(FakeEngine):
+    """Knows whether its last answer is still in memory."""
+
+    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
+        found = super().topk(hidden, k, experts)
+        self.last = weakref.ref(found.classes)
+        return found
+
+
+@pytest.mark.parametrize("inline_seconds", [0.0, 10.0])
+def test_what_an_answer_was_made_of_is_gone_while_its_client_reads(
+    folder: Path, inline_seconds: float
+) -> None:
+    engine = Remembering(hidden_size=WIDTH)
+    remembered = []
+
+    class Reading(Exchange):
+        async def send(self, message: Message) -> None:
+            if message["type"] == "http.response.body":
+                deadline = monotonic() + 10  # the engine's thread may not have gone on yet
+                while engine.last() is not None and monotonic() < deadline:
+                    await asyncio.sleep(0.001)
+                remembered.append(engine.last())
+            await super().send(message)
+
+    settings = Settings(models=folder, queue=Queue(inline_seconds=inline_seconds))
+    with loaded(settings, engine) as app:
+        reading = Reading(chunk(BODY))
+        asyncio.run(reading.ask(app, JSON))
+    assert (reading.status, remembered) == (200, [None])
 
 
 def test_a_new_catalog_is_seen_at_once(folder: Path) -> None:

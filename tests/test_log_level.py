@@ -55,6 +55,7 @@ def test_switches_choose_the_nearest_level(before: int, asked: dict[str, Any], a
         ({"log_file": "server.log"}, NotSupported),
         ({"log_format": "default"}, NotSupported),
         ({"log_everything": True}, UnknownField),
+        ({"log_everything": None}, UnknownField),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], failure: type[DSSError]) -> None:
