@@ -1,5 +1,7 @@
-"""Writes what must be a copy of something else, because kustomize and Helm read no file outside their
-own folders: the alerts as a PrometheusRule, and the chart's files. `python deploy/kubernetes/generate.py`
+"""Writes what must be a copy of something else: `python deploy/kubernetes/generate.py`
+
+Kustomize and Helm read no file outside their own folders. So the alerts are made a PrometheusRule,
+and the chart has copies of the alerts and of the script.
 """
 
 from pathlib import Path
