@@ -138,6 +138,14 @@ def pod_of(what: str) -> Json:
     return pod
 
 
+def grace_of(what: str) -> float:
+    """How long a pod may take to end."""
+    if what in RUNTIMES:  # its pods are the InferenceServices'
+        examples = [manifest["spec"]["predictor"] for manifest in rendered("kserve/example")]
+        return min(float(predictor["terminationGracePeriodSeconds"]) for predictor in examples)
+    return float(pod_of(what)["terminationGracePeriodSeconds"])
+
+
 def env_of(container: Json) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container["env"]}
 

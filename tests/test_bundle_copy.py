@@ -8,14 +8,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner
 from cluster import KUBERNETES, env_of, pod_of, tool
-from server import free_port, wait_until
+from object_storage import KEYS, s3
 from tiny import write_tiny
 
 from service.cli import cli
@@ -23,8 +21,6 @@ from service.folders import scan
 
 SCRIPT = KUBERNETES / "components" / "bundles" / "copy-bundles.sh"
 WHAT = "overlays/production"
-# As in the Secret. It opens a server of this test and nothing else.
-KEYS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +42,17 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def storage(
     repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, str]]:
-    """The environment of the init container, but for the address of the storage."""
-    rclone, port = tool("rclone"), free_port()
+    """The environment that the ConfigMap and the Secret give, but for the storage's address."""
     log = tmp_path_factory.mktemp("s3") / "log"
-    keys = ",".join(KEYS.values())
-    command = [rclone, "serve", "s3", "--config", "/notfound", "--auth-key", keys]
-    command += ["--addr", f"127.0.0.1:{port}", str(repository.parent)]
-    with log.open("wb") as stream:
-        server = subprocess.Popen(command, stdout=stream, stderr=stream)
-
-    def answers() -> bool:
-        assert server.poll() is None, log.read_text()
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}").status_code == 400  # it is not signed
-        return False
-
-    try:
-        wait_until(answers)
+    with s3(repository.parent, log) as address:
         yield {
             **KEYS,
             "SOURCE": "store:bucket/models",
             "RCLONE_CONFIG_STORE_TYPE": "s3",
             "RCLONE_CONFIG_STORE_PROVIDER": "Rclone",
-            "RCLONE_CONFIG_STORE_ENDPOINT": f"http://127.0.0.1:{port}",
+            "RCLONE_CONFIG_STORE_ENDPOINT": address,
             "RCLONE_CONFIG_STORE_ENV_AUTH": "true",
         }
-    finally:
-        server.kill()
-        server.wait()
 
 
 def copy(storage: Mapping[str, str], target: Path, **env: str) -> subprocess.CompletedProcess[str]:

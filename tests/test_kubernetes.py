@@ -17,6 +17,7 @@ from cluster import (
     RUNTIMES,
     Json,
     env_of,
+    grace_of,
     one,
     pod_of,
     rendered,
@@ -190,16 +191,7 @@ def test_the_drain_outlasts_the_probe_and_the_grace_period_everything(
     assert settings.drain_seconds >= noticed + NEWS_SECONDS
     assert "lifecycle" not in container, "the service drains itself; a preStop would only delay it"
     stopped = settings.drain_seconds + settings.stop_seconds + workers.LATE_SECONDS
-    for grace in grace_seconds(what):
-        assert stopped < grace <= 2 * stopped
-
-
-def grace_seconds(what: str) -> list[float]:
-    if what in RUNTIMES:  # the pod is the InferenceService's
-        found = [manifest["spec"]["predictor"] for manifest in rendered("kserve/example")]
-        assert found
-        return [predictor["terminationGracePeriodSeconds"] for predictor in found]
-    return [pod_of(what)["terminationGracePeriodSeconds"]]
+    assert stopped < grace_of(what) <= 2 * stopped
 
 
 def test_no_service_can_put_settings_into_the_environment() -> None:
