@@ -20,7 +20,7 @@ from service.cli import cli
 from service.folders import scan
 
 SCRIPT = KUBERNETES / "components" / "bundles" / "copy-bundles.sh"
-WHAT = "overlays/production"
+WHAT = "chart, everything"
 
 
 @pytest.fixture(scope="module")
