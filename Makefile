@@ -26,13 +26,13 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses 2
 
-# kserve's client, which needs older libraries than this project, against a real server.
-kserve: $(VENV)/.dev $(VENV)-kserve/.done
-	KSERVE_PYTHON=$(VENV)-kserve/bin/python $(BIN)/pytest tests/test_kserve.py
+# kserve's client and its downloader, which need older libraries than this project.
+kserve: $(VENV)/.dev $(VENV)-kserve/.storage
+	KSERVE_PYTHON=$(VENV)-kserve/bin/python $(BIN)/pytest tests/test_kserve.py tests/test_pod_life.py
 
-$(VENV)-kserve/.done:
+$(VENV)-kserve/.storage:
 	$(PYTHON) -m venv $(VENV)-kserve
-	$(VENV)-kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
+	$(VENV)-kserve/bin/pip install --quiet --disable-pip-version-check 'kserve[storage]==0.21.0'
 	touch $@
 
 check: $(VENV)/.dev
