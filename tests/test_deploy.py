@@ -65,6 +65,7 @@ COMING = {
     "dss_shadow_hits_total",
     "dss_shadow_recall_ratio",
     "dss_shadow_rows_total",
+    "dss_trained_recall_ratio",
     "dss_utilization_drift_ratio",
 }
 

@@ -79,6 +79,7 @@ def overview() -> list[Json]:
             "Of sampled rows, the part of the full softmax's first ten that was answered.",
             q.recall(10),
             "percentunit",
+            decimals=1,
             thresholds=steps(("red", None), ("orange", 0.5), ("green", 0.7)),
         ),
     ]
@@ -114,18 +115,18 @@ def experts() -> list[Json]:
     return [
         panel(
             "heatmap",
-            "Expert utilization over time",
-            "Rows scored by each expert per row answered. A row that goes dark is an expert the "
-            "traffic has left; one bright row is a collapse.",
-            {"{{expert}}": q.LIVE_UTILIZATION},
+            "Expert utilization over time, against training's",
+            "Each expert's share of the rows as a multiple of its share in training. A line that "
+            "goes dark is an expert that the traffic has left; one bright line is a collapse.",
+            {"{{expert}}": q.RELATIVE_UTILIZATION},
             width=16,
             height=11,
-            unit="percentunit",
+            unit="suffix:x",
             options={
                 "calculate": False,
                 "cellGap": 0,
-                "cellValues": {"unit": "percentunit"},
-                "color": {"mode": "scheme", "scheme": "Inferno", "steps": 64, "min": 0},
+                "cellValues": {"unit": "suffix:x"},
+                "color": {"mode": "scheme", "scheme": "Inferno", "steps": 64, "min": 0, "max": 4},
                 "filterValues": {},
                 "legend": {"show": True},
                 "rowsFrame": {"layout": "auto", "value": "utilization"},
@@ -162,6 +163,7 @@ def drift() -> list[Json]:
             "short",
             width=7,
             lines=PSI,
+            at_least=0.3,
         ),
         series(
             "Rows that drift is measured on",
@@ -174,7 +176,10 @@ def drift() -> list[Json]:
             "Recall against the full softmax",
             "Of rows sampled by DSS_SHADOW__RATE: the part of the full softmax's first answers "
             "that was served.",
-            {f"at {at}": q.recall(at) for at in (1, 5, 10)},
+            {
+                **{f"at {at}": q.recall(at) for at in (1, 5, 10)},
+                "at 10, at export": q.trained_recall(10),
+            },
             "percentunit",
             width=7,
             max=1,
@@ -210,9 +215,13 @@ def engine() -> list[Json]:
             width=6,
         ),
         series(
-            "Slowest experts (p99)",
-            "Of one execution of an expert; the five slowest.",
-            {"expert {{expert}}": q.SLOWEST_EXPERTS},
+            "Latency of experts (p99)",
+            "Of one execution of an expert. The table below has each one's.",
+            {
+                "slowest": f"max({q.EXPERT_P99})",
+                "median": f"quantile(0.5, {q.EXPERT_P99})",
+                "fastest": f"min({q.EXPERT_P99})",
+            },
             "s",
             width=6,
         ),
@@ -223,6 +232,7 @@ def engine() -> list[Json]:
             "suffix:x",
             width=6,
             lines=steps(("green", None), ("orange", 1), ("red", 14.4)),
+            at_least=1.5,
         ),
     ]
 
@@ -259,6 +269,7 @@ def each_expert() -> list[Json]:
                 "utilization": q.LIVE_UTILIZATION,
                 "trained": q.TRAINED_UTILIZATION,
                 "mean time": q.EXPERT_MEAN_SECONDS,
+                "p99": q.padded(q.EXPERT_P99),
             },
             width=10,
             height=9,
@@ -267,6 +278,7 @@ def each_expert() -> list[Json]:
                 "utilization": "percentunit",
                 "trained": "percentunit",
                 "mean time": "s",
+                "p99": "s",
             },
         ),
     ]

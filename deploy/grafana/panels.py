@@ -85,14 +85,17 @@ def series(
     width: int = 8,
     height: int = 7,
     lines: Json | None = None,
+    at_least: float | None = None,
     stacked: bool = False,
     **defaults: Any,
 ) -> Json:
-    """`lines` are thresholds, drawn across the graph."""
+    """`lines` are thresholds, drawn across the graph, which reaches `at_least` so high."""
     custom: Json = {"fillOpacity": 8, "lineWidth": 2, "showPoints": "never"}
     if lines:
         custom["thresholdsStyle"] = {"mode": "dashed"}
         defaults["thresholds"] = lines
+    if at_least is not None:
+        custom["axisSoftMax"] = at_least
     if stacked:
         custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 40, "lineWidth": 1}
     return panel(

@@ -50,12 +50,14 @@ LIVE_UTILIZATION = padded(f"{EXPERT_ROWS} / on () group_left () {ROWS}")
 TRAINED_UTILIZATION = padded(
     f"avg by (expert) ({of_model('dss_trained_expert_utilization_ratio')})"
 )
+# Whatever the number of experts and their trained shares, 1 is as in training.
+RELATIVE_UTILIZATION = f"{LIVE_UTILIZATION} / clamp_min({TRAINED_UTILIZATION}, 0.0001)"
 EXPERT_CLASSES = padded(f"avg by (expert) ({of_model('dss_expert_classes')})")
 EXPERT_MEAN_SECONDS = padded(
     f"sum by (expert) ({rate('dss_expert_compute_seconds_sum')})"
     f" / sum by (expert) ({rate('dss_expert_compute_seconds_count')})"
 )
-SLOWEST_EXPERTS = f"topk(5, {quantile(0.99, 'dss_expert_compute_seconds', by='expert, le')})"
+EXPERT_P99 = quantile(0.99, "dss_expert_compute_seconds", by="expert, le")
 EXPERTS_IN_USE = f"avg({of_model('dss:effective_experts:count5m')})"
 EXPERTS_IN_TRAINING = f"avg({of_model('dss:trained_effective_experts:count')})"
 
@@ -73,6 +75,11 @@ SHADOW_DROPPED = f"sum({rate('dss_shadow_dropped_rows_total')})"
 def recall(at: int) -> str:
     labels = f'{MODEL}, at="{at}"'
     return f"avg({of_model('dss_shadow_recall_ratio', labels)})"
+
+
+def trained_recall(at: int) -> str:
+    labels = f'{MODEL}, at="{at}"'
+    return f"avg({of_model('dss_trained_recall_ratio', labels)})"
 
 
 def burn(window: str) -> str:
