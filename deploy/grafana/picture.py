@@ -68,8 +68,8 @@ def phases(models: Path) -> Sequence[Phase]:
     usual = requests(rows, experts, sizes=(1, 2, 4, 8, 16, 32))
     heavy = requests(rows, experts, sizes=(64, 128, 256))
     huge = requests(rows, experts, sizes=(2048, 4096), number=16)
-    shifted = requests(rows, few, sizes=(4, 8, 16, 32), noise=3.0)
-    mistaken = [*usual[:12], *bad_requests(rows)]
+    shifted = requests(rows, few, sizes=(64, 128, 256), noise=3.0)
+    mistaken = [*usual, *40 * bad_requests(rows)]
     return (
         Phase("usual load", 0.26, usual, per_second=150),
         Phase("more load", 0.1, heavy, per_second=150),

@@ -77,6 +77,12 @@ def recall(at: int) -> str:
     return f"avg({of_model('dss_shadow_recall_ratio', labels)})"
 
 
+def recall_kept(at: int) -> str:
+    labels = f'{MODEL}, at="{at}"'
+    now, trained = "dss_shadow_recall_ratio", "dss_trained_recall_ratio"
+    return f"avg({of_model(now, labels)} / {of_model(trained, labels)})"
+
+
 def trained_recall(at: int) -> str:
     labels = f'{MODEL}, at="{at}"'
     return f"avg({of_model('dss_trained_recall_ratio', labels)})"
