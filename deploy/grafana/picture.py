@@ -87,7 +87,7 @@ def bring_version(models: Path, version: int) -> None:
     """The same bundle under the next number: what is shown is the switch."""
     shutil.copytree(DEMO / "1", models / "demo" / "copied")
     (models / "demo" / "copied").rename(models / "demo" / str(version))
-    point(models, {"stable": 1, "canary": version})
+    point(models, {"stable": version, "previous": 1})
 
 
 def point(models: Path, labels: dict[str, int]) -> None:

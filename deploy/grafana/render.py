@@ -32,8 +32,7 @@ HEADER_HEIGHT = 46
 UNIT_HEIGHT = 38  # of a panel's height, as in Grafana
 
 
-def render(dashboard: Json, asking: Asking, variables: dict[str, str]) -> bytes:
-    """A PNG."""
+def drawn(dashboard: Json, asking: Asking, variables: dict[str, str]) -> Canvas:
     panels = dashboard["panels"]
     units = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     canvas = Canvas(WIDTH, HEADER_HEIGHT + units * UNIT_HEIGHT + GAP)
@@ -46,7 +45,7 @@ def render(dashboard: Json, asking: Asking, variables: dict[str, str]) -> bytes:
             canvas.text(box.x + 2, box.y + box.height / 2 + 2, f"⌄  {panel['title']}", 10)
         else:
             draw(canvas, box, panel, asking, marks)
-    return _png(canvas)
+    return canvas
 
 
 def _header(canvas: Canvas, dashboard: Json, asking: Asking, variables: dict[str, str]) -> None:
@@ -85,11 +84,13 @@ def _marks(dashboard: Json, asking: Asking) -> Iterator[Mark]:
                 yield Mark(float(asking.times[start]), NAMED[mark["iconColor"]])
 
 
-def _png(canvas: Canvas) -> bytes:
-    drawn = io.BytesIO()
-    canvas.figure.savefig(drawn, format="png", facecolor=canvas.figure.get_facecolor())
-    packed = io.BytesIO()
-    Image.open(drawn).convert("RGB").save(packed, format="PNG", optimize=True)
+def png(canvas: Canvas) -> bytes:
+    """With a palette: a third of the bytes, and nobody sees the difference."""
+    plain, packed = io.BytesIO(), io.BytesIO()
+    canvas.figure.savefig(plain, format="png", facecolor=canvas.figure.get_facecolor())
+    image = Image.open(plain).convert("RGB")
+    image = image.quantize(256, Image.Quantize.MEDIANCUT, kmeans=3, dither=Image.Dither.NONE)
+    image.save(packed, format="PNG", optimize=True)
     return packed.getvalue()
 
 
@@ -122,7 +123,7 @@ def of_prometheus(
     filled = {"$model": model, "$version": version, "$__rate_interval": f"{interval * 1000:.0f}ms"}
     asking = Prometheus(url, end - seconds, end, step, filled)
     shown = {"model": model, "version": "All" if version == ".+" else version}
-    return render(json.loads(DASHBOARD.read_text(encoding="utf-8")), asking, shown)
+    return png(drawn(json.loads(DASHBOARD.read_text(encoding="utf-8")), asking, shown))
 
 
 if __name__ == "__main__":
