@@ -135,10 +135,15 @@ def _mark(axes: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _clock(axes: Axes) -> None:
+    first, last = axes.get_xlim()
+
+    def time_of_day(moment: float, _: int) -> str:
+        if moment < first + 0.05 * (last - first):
+            return ""  # it would stand on the other axis' numbers
+        return datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S")
+
     axes.xaxis.set_major_locator(MaxNLocator(max(2, round(axes.bbox.width / PIXELS_A_TIME))))
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda moment, _: datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S"))
-    )
+    axes.xaxis.set_major_formatter(FuncFormatter(time_of_day))
 
 
 def _heatmap(canvas: Canvas, box: Box, panel: Json, asking: Asking, marks: Sequence[Mark]) -> None:
