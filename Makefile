@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test kserve check format bench bench-http demo figures chaos
+.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture
 
 install: $(VENV)/.serve
 
@@ -66,3 +66,12 @@ demo: $(VENV)/.dev
 # The synthetic table and pictures of README: 3 seeds of both sizes and the ablations.
 figures: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.synthetic
+
+# After a change of deploy/grafana/*.py.
+dashboard: $(VENV)/.dev
+	$(BIN)/python -m deploy.grafana.dashboard
+
+# What the dashboard looks like, without Grafana: a service, a Prometheus (apt's) and MINUTES of traffic.
+MINUTES ?= 3
+dashboard-picture: $(VENV)/.dev
+	$(BIN)/python -m deploy.grafana.picture --minutes $(MINUTES)

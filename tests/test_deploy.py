@@ -6,22 +6,23 @@ the dashboard is put to it.
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import Metric
 from ruamel.yaml import YAML
 from server import Running, free_port, running, wait_until
 from tiny import N_CLASSES, SIZES, rows_for
 
+from deploy.grafana import dashboard
 from service.bundle import flops_speedup
 from service.metrics import Metrics
 
@@ -53,6 +54,20 @@ QUERIES = {
     f"{panel['title']} / {target['refId']}": target["expr"]
     for panel in PANELS
     for target in panel["targets"]
+}
+ANNOTATIONS = {mark["name"]: mark["expr"] for mark in DASHBOARD["annotations"]["list"]}
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+# Metrics that rules and panels ask for and that the service does not have yet.
+COMING = {
+    "dss_drift_window_rows",
+    "dss_gate_drift_ratio",
+    "dss_shadow_dropped_rows_total",
+    "dss_shadow_hits_total",
+    "dss_shadow_recall_ratio",
+    "dss_shadow_rows_total",
+    "dss_trained_recall_ratio",
+    "dss_utilization_drift_ratio",
 }
 
 
@@ -162,8 +177,7 @@ def test_grafana_finds_its_provisioning_its_dashboard_and_prometheus() -> None:
 
 
 def test_the_committed_dashboard_is_the_one_its_code_makes() -> None:
-    generated = runpy.run_path(str(GRAFANA / "dashboard.py"))["text"]()
-    assert DASHBOARD_FILE.read_text() == generated, "run deploy/grafana/dashboard.py"
+    assert DASHBOARD_FILE.read_text() == dashboard.text(), "run make dashboard"
 
 
 def test_panels_have_ids_and_titles_of_their_own_and_do_not_overlap() -> None:
@@ -190,14 +204,22 @@ def test_panels_ask_the_provisioned_data_source() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
 
 
-def sample_names() -> set[str]:
-    """What a scrape can show: each family with the endings its type gives it."""
+def families() -> dict[str, Metric]:
+    """What the service exports, by the names that its metrics are known by."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     Metrics(registry)
-    endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
     return {
-        family.name + ending for family in registry.collect() for ending in endings[family.type]
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in registry.collect()
+    }
+
+
+def sample_names() -> set[str]:
+    """What a scrape can show: a histogram is shown as three."""
+    parts = {"histogram": ["_bucket", "_sum", "_count"]}
+    return {
+        name + part for name, family in families().items() for part in parts.get(family.type, [""])
     }
 
 
@@ -205,15 +227,30 @@ def metrics_in(query: str) -> set[str]:
     return set(re.findall(r"\b(?:dss_|dss:|process_)[a-z0-9_:]+", query))
 
 
+def without_threshold(alert: str) -> str:
+    """What an alert compares with numbers: it has a value whether the alert fires or not."""
+    return re.sub(r"\s(<|>|==)\s[0-9.]+", "", ALERTS[alert]["expr"])
+
+
+def is_coming(query: str) -> bool:
+    """Whether it asks, by itself or through a recorded series, for what the service has not yet."""
+    asked = metrics_in(query)
+    return bool(asked & COMING) or any(is_coming(RECORDED[name]) for name in asked & {*RECORDED})
+
+
+def test_what_is_coming_is_not_yet_there() -> None:
+    assert not COMING & sample_names(), "these have come: take them out of COMING"
+
+
 def test_every_metric_asked_for_is_one_the_service_or_a_rule_makes() -> None:
-    known = sample_names() | {rule["record"] for rule in RULES if "record" in rule}
+    known = sample_names() | COMING | {*RECORDED}
     rules = {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
     variables = {
         variable["name"]: variable["definition"]
         for variable in DASHBOARD["templating"]["list"]
         if variable["type"] == "query"
     }
-    for name, query in {**QUERIES, **rules, **variables}.items():
+    for name, query in {**QUERIES, **ANNOTATIONS, **rules, **variables}.items():
         assert metrics_in(query) <= known, name
     assert len(set.union(*map(metrics_in, QUERIES.values()))) > 15, "the names are not recognised"
 
@@ -225,7 +262,25 @@ def test_every_alert_is_seen_firing_by_its_rule_test() -> None:
         for check in case["alert_rule_test"]
         if check["exp_alerts"]
     }
-    assert fired == {rule["alert"] for rule in RULES if "alert" in rule}
+    assert fired == {*ALERTS}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_is_wrong_what_to_do_and_where_more_is_written(name: str) -> None:
+    alert = ALERTS[name]
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    assert set(alert["annotations"]) == {"summary", "action", "docs"}
+    file, anchor = alert["annotations"]["docs"].split("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(), flags=re.M)
+    assert anchor == name.lower()
+    assert name in headings
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_compares_recorded_series_or_gauges(name: str) -> None:
+    """So that a graph of what it watches can be drawn, and its distance from firing seen."""
+    assert without_threshold(name) != ALERTS[name]["expr"]
+    assert not re.search(r"rate\(|increase\(|_over_time\(|sum |[<>]", without_threshold(name))
 
 
 needs_promtool = pytest.mark.skipif(
@@ -284,7 +339,8 @@ def prometheus(target_port: int, folder: Path) -> Iterator[Asking]:
     config, paces = re.subn(r"(interval|timeout): \d+s", r"\1: 200ms", config)
     assert (targets, paces) == (1, 3)
     (folder / "prometheus.yml").write_text(config)
-    shutil.copy(PROMETHEUS / "rules.yml", folder)
+    rules = (PROMETHEUS / "rules.yml").read_text()
+    (folder / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -306,64 +362,90 @@ def prometheus(target_port: int, folder: Path) -> Iterator[Asking]:
         process.wait()
 
 
+class Watched(NamedTuple):
+    service: Running
+    asking: Asking
+    models: Path
+
+    def point(self, label: str, version: int) -> None:
+        labels = self.models / "tiny" / "labels.json"
+        written = labels.with_suffix(".new")
+        written.write_text(json.dumps({label: version}))
+        written.rename(labels)
+
+
 @pytest.fixture(scope="module")
-def watched(
-    models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Running, Asking]]:
+def watched(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A service that is scraped, with a folder of its own: tests bring and move things there."""
     folder = tmp_path_factory.mktemp("prometheus")
+    shutil.copytree(models, folder / "models")
+    env = {"DSS_REPOSITORY__POLL_SECONDS": "0.2", "DSS_SHADOW__RATE": "1"}
+    arguments = "--default-model", "tiny"
     with (
-        running(models, folder / "service.log", "--default-model", "tiny") as service,
+        running(folder / "models", folder / "service.log", *arguments, env=env) as service,
         prometheus(service.port, folder) as asking,
     ):
-        yield service, asking
+        yield Watched(service, asking, folder / "models")
+
+
+# Six in ten rows to expert 0, two to each of the others; enough of them for every ratio.
+SHARES = {"000": 0.6, "001": 0.2, "002": 0.2}
+GOOD = {"inputs": rows_for(*[0, 0, 0, 1, 2] * 20).tolist(), "k": 2}
+BAD = {"inputs": [[1.0]], "k": 2}
 
 
 @needs_prometheus
-def test_every_panel_shows_data_and_every_rule_is_evaluated(
-    watched: tuple[Running, Asking],
-) -> None:
-    service, asking = watched
-    good = {"inputs": rows_for(0, 0, 0, 1, 2).tolist(), "k": 2}
-    bad = {"inputs": [[1.0]], "k": 2}
-    empty = set(QUERIES)
+def test_every_panel_every_rule_and_what_every_alert_compares_has_data(watched: Watched) -> None:
+    service, asking, _ = watched
+    asked = {
+        **QUERIES,
+        **ANNOTATIONS,
+        **{name: name for name in RECORDED},
+        **{name: without_threshold(name) for name in ALERTS},
+    }
+    empty = {name for name, query in asked.items() if not is_coming(query)}
+    watched.point("stable", 1)
 
     def all_filled() -> bool:
         """Traffic goes on while the panels are looked at: a rate needs counters that grow."""
-        assert httpx.post(f"{service.url}/topk", json=good).status_code == 200
-        assert httpx.post(f"{service.url}/topk", json=bad).status_code == 422
-        empty.difference_update([name for name in empty if asking.values(QUERIES[name])])
+        assert httpx.post(f"{service.url}/topk", json=GOOD).status_code == 200
+        assert httpx.post(f"{service.url}/topk", json=BAD).status_code == 422
+        assert httpx.get(f"{service.url}/readyz").status_code == 200
+        if asking.values('dss_model_label_version{label="stable"} == 1'):
+            watched.point("stable", 2)
+        empty.difference_update([name for name in empty if asking.values(asked[name])])
         return not empty
 
     try:
         wait_until(all_filled)
     finally:
-        assert not empty, "these panels stayed empty"
+        assert not empty, "these stayed without data"
 
     rules = [rule for group in asking.get("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"] for rule in rules} == {r.get("alert") or r["record"] for r in RULES}
     assert {rule["health"] for rule in rules} == {"ok"}
     states = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
-    assert states["ServiceDown"] == "inactive"
-    assert states["BundleRefused"] == "pending", "tiny/3 is broken, but not yet for a minute"
+    assert states["BundleRefused"] == "firing", "tiny/3 is broken"
+    for name in "ServiceDown", "NotReady", "NoTraffic", "ErrorRatioHigh", "ExpertCollapse":
+        assert states[name] == "inactive"
 
 
 @needs_prometheus
-def test_the_numbers_shown_are_those_of_the_traffic(watched: tuple[Running, Asking]) -> None:
-    """Five rows a request, three of them to expert 0 and one to each of the others."""
-    service, asking = watched
-    body = {"inputs": rows_for(0, 0, 0, 1, 2).tolist(), "k": 2}
-    shares = {"000": 0.6, "001": 0.2, "002": 0.2}
+def test_the_numbers_shown_are_those_of_the_traffic(watched: Watched) -> None:
+    service, asking, _ = watched
     expected = {
-        "Utilization, live and trained / A": shares,
+        "Utilization, live and trained / A": SHARES,
         "Utilization, live and trained / B": {"000": 0.5, "001": 0.25, "002": 0.25},
         "Each expert / A": {f"{expert:03d}": float(size) for expert, size in enumerate(SIZES)},
-        "Rows per execution / A": {"": 5.0},
-        "FLOPs speedup now / A": {"": flops_speedup(N_CLASSES, SIZES, list(shares.values()))},
+        "Rows per execution and in the queue / A": {"": 100.0},
+        "FLOPs speedup now / A": {"": flops_speedup(N_CLASSES, SIZES, list(SHARES.values()))},
+        # exp of the entropy: 1 / (0.6^0.6 0.2^0.2 0.2^0.2)
+        "Experts in use / A": {"": 0.6**-0.6 * 0.2**-0.4},
     }
     seen: dict[str, dict[str, float]] = {}
 
     def agreed() -> bool:
-        assert httpx.post(f"{service.url}/topk", json=body).status_code == 200
+        assert httpx.post(f"{service.url}/topk", json=GOOD).status_code == 200
         seen.update({name: asking.values(QUERIES[name]) for name in expected})
         return all(seen[name] == pytest.approx(expected[name], rel=0.01) for name in expected)
 

@@ -1,0 +1,1 @@
+"""What a deployment needs; not installed with the package."""

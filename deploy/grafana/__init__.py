@@ -1,0 +1,1 @@
+"""The dashboard, as code and as a picture."""
