@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from deploy.grafana.headed import write_headed
 from deploy.grafana.render import of_prometheus
 from deploy.grafana.traffic import Phase, Rows, bad_requests, driven, requests
 
@@ -45,11 +46,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = folder / "models"
-        shutil.copytree(DEMO / "1", models / "demo" / "1")
+        rows = Rows(DEMO / "1")
+        write_headed(DEMO / "1", models / "demo" / "1", rows)
         point(models, {"stable": 1})
         with serving(models, folder) as service, scraping(service, folder) as prometheus:
             began = time.time()
-            driven(service, seconds, phases(models))
+            driven(service, seconds, phases(models, rows))
             picture = of_prometheus(
                 f"http://127.0.0.1:{prometheus}",
                 model="demo",
@@ -60,9 +62,8 @@ def main() -> None:
     print(f"{given.out}: {len(picture):,} bytes")  # noqa: T201
 
 
-def phases(models: Path) -> Sequence[Phase]:
+def phases(models: Path, rows: Rows) -> Sequence[Phase]:
     """A day in a few minutes: usual load, more, too much, mistakes, other inputs, a new version."""
-    rows = Rows(DEMO / "1")
     experts = np.arange(rows.n_experts)
     few = experts[::17]
     usual = requests(rows, experts, sizes=(1, 2, 4, 8, 16, 32))
@@ -85,7 +86,7 @@ def phases(models: Path) -> Sequence[Phase]:
 
 def bring_version(models: Path, version: int) -> None:
     """The same bundle under the next number: what is shown is the switch."""
-    shutil.copytree(DEMO / "1", models / "demo" / "copied")
+    shutil.copytree(models / "demo" / "1", models / "demo" / "copied")
     (models / "demo" / "copied").rename(models / "demo" / str(version))
     point(models, {"stable": version, "previous": 1})
 
