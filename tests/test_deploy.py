@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import scraping
 from prometheus_client import CollectorRegistry, ProcessCollector
 from ruamel.yaml import YAML
 from server import Running, free_port, running, wait_until
@@ -140,7 +141,8 @@ def test_prometheus_finds_its_files_and_the_service() -> None:
     assert mounts("prometheus")[folder] / file == PROMETHEUS / "prometheus.yml"
     assert all((PROMETHEUS / name).is_file() for name in SCRAPING["rule_files"])
     (port,) = re.findall(r"DSS_PORT=(\d+)", DOCKERFILE)
-    assert SCRAPING["scrape_configs"][0]["static_configs"] == [{"targets": [f"service:{port}"]}]
+    (found,) = SCRAPING["scrape_configs"][0]["dns_sd_configs"]
+    assert (found["names"], found["type"], found["port"]) == (["service"], "A", int(port))
     assert "service" in COMPOSE["services"]
 
 
@@ -279,11 +281,7 @@ class Asking:
 def prometheus(target_port: int, folder: Path) -> Iterator[Asking]:
     """Prometheus with the committed configuration, but for the target's address and the pace."""
     port = free_port()
-    config = (PROMETHEUS / "prometheus.yml").read_text()
-    config, targets = re.subn(r"service:\d+", f"127.0.0.1:{target_port}", config)
-    config, paces = re.subn(r"(interval|timeout): \d+s", r"\1: 200ms", config)
-    assert (targets, paces) == (1, 3)
-    (folder / "prometheus.yml").write_text(config)
+    (folder / "prometheus.yml").write_text(json.dumps(scraping.of_one(target_port)))
     shutil.copy(PROMETHEUS / "rules.yml", folder)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
