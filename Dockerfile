@@ -19,13 +19,13 @@ project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 open('service.txt', 'w').write('\n'.join(project['dependencies'])); \
 open('trainer.txt', 'w').write('\n'.join(project['optional-dependencies']['train']))" \
     && python -m venv --without-pip /opt/venv \
-    && pip --python /opt/venv/bin/python install -r service.txt -c constraints.txt
+    && pip --python /opt/venv/bin/python install --no-compile -r service.txt -c constraints.txt
 
 
 FROM service-packages AS trainer-packages
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-RUN pip --python /opt/venv/bin/python install -r trainer.txt -c constraints.txt
+RUN pip --python /opt/venv/bin/python install --no-compile -r trainer.txt -c constraints.txt
 
 
 # The project itself: one wheel, and the demo model readable by any user id whatever the umask
@@ -40,17 +40,27 @@ COPY models/demo /models/demo
 RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
 
 
+# Nothing that runs is taken away, only tests, debuggers' symbols, and what onnxruntime has for
+# those who convert models or link to it from C.
 # Loops are compiled here, for the processor of the machine that builds. On another kind of processor a
 # container compiles its own when it starts, which takes some seconds.
 FROM service-packages AS service-venv
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
 COPY --from=project /dist /dist
-RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
-    && /opt/venv/bin/python -m service.compile_cache --all
+WORKDIR /opt/venv/lib/python3.11/site-packages
+RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl \
+    && find . -depth -type d \( -name tests -o -path ./onnx/backend/test \) -exec rm -r {} + \
+    && rm -r onnxruntime/capi/libonnxruntime.so.* onnxruntime/datasets onnxruntime/quantization \
+        onnxruntime/tools onnxruntime/transformers \
+    && find llvmlite ml_dtypes uvloop httptools -name '*.so' -exec strip --strip-unneeded {} + \
+    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m service.compile_cache --all
 
 
 FROM trainer-packages AS trainer-venv
 COPY --from=project /dist /dist
-RUN pip --python /opt/venv/bin/python install --no-deps /dist/*.whl \
+RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl \
+    && python -m compileall -q -j 0 /opt/venv/lib \
     && /opt/venv/bin/python -m service.compile_cache --all
 
 
@@ -89,6 +99,9 @@ ENV DSS_MODELS=/models \
 WORKDIR /srv
 COPY --from=service-venv /opt/venv /opt/venv
 COPY --from=project /models /models
+# Its user cannot write byte code, so what a start and a health check import is compiled here.
+RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli, service.nursery, service.probe, service.server, \
+    service.workers, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1
 USER 10001:10001
 EXPOSE 8000
 CMD ["serve"]

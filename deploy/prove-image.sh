@@ -6,27 +6,32 @@
 #
 #   deploy/prove-image.sh [service|trainer]        (as root, on Debian or Ubuntu)
 #
-# PROVE_DIR      keep the base, the wheels and the image store here (default: a folder removed at the end)
+# PROVE_DIR      keep the base and the wheels here (default: a folder removed at the end)
 # DEBIAN_MIRROR  where debootstrap takes its packages from (default: where apt takes them)
 # PYTHON         a Python 3.11 whose pip can download the packages (default: python3)
 set -euo pipefail
 
 target=${1:-service}
 checkout=$(cd "$(dirname "$0")/.." && pwd)
+checks=$checkout/deploy/image_checks
 python=${PYTHON:-python3}
 user=10001:10001
-port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+most_mb=450
 
-say() { printf '%s\n' "-- $*"; }
+say() { printf -- '-- [%3d s] %s\n' "$SECONDS" "$*"; }
 fail() { printf 'prove-image: %s\n' "$*" >&2; exit 1; }
 
-[ "$(id -u)" = 0 ] || fail "needs root, for debootstrap and for mounting"
 case $target in service | trainer) ;; *) fail "the target is service or trainer, not $target" ;; esac
-for tool in buildah debootstrap unshare setpriv "$python"; do
-    command -v "$tool" >/dev/null || fail "$tool is not installed"
+missing=
+for tool in buildah:buildah debootstrap:debootstrap unshare:util-linux setpriv:util-linux pgrep:procps; do
+    command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done
+[ -z "$missing" ] || fail "this needs what is not installed; as root: apt-get install$missing"
+[ "$(id -u)" = 0 ] || fail "needs root, for debootstrap and for mounting"
+command -v "$python" >/dev/null || fail "$python is not installed"
 [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.11 ] ||
     fail "$python is not Python 3.11, for which the wheels are downloaded"
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 
 if [ -n "${PROVE_DIR:-}" ]; then
     mkdir -p "$PROVE_DIR"
@@ -34,16 +39,38 @@ if [ -n "${PROVE_DIR:-}" ]; then
 else
     dir=$(mktemp -d)
 fi
-# vfs, the plainest driver, works inside other containers too.
-buildah() { command buildah --root "$dir/storage" --runroot "$dir/run" --storage-driver vfs "$@"; }
+# overlay where it can be mounted; vfs, which copies everything for each stage, works everywhere.
+driver=vfs
+mkdir -p "$dir/overlay"/{lower,upper,work,merged}
+if mount -t overlay overlay "$dir/overlay/merged" \
+    -o "lowerdir=$dir/overlay/lower,upperdir=$dir/overlay/upper,workdir=$dir/overlay/work" 2>/dev/null; then
+    umount "$dir/overlay/merged"
+    driver=overlay
+fi
+buildah() { command buildah --root "$dir/storage-$driver" --runroot "$dir/run" --storage-driver "$driver" "$@"; }
 container=
 runner=
 clean_up() {
     if [ -n "$runner" ]; then pkill -KILL --parent "$runner" || true; fi
-    if [ -n "$container" ]; then buildah rm "$container" >/dev/null || true; fi
+    if [ -n "$container" ]; then
+        buildah umount "$container" >/dev/null || true
+        buildah rm "$container" >/dev/null || true
+    fi
     if [ -z "${PROVE_DIR:-}" ]; then rm -rf "$dir"; fi
 }
 trap clean_up EXIT
+
+# ---- the packages, so that the build needs no index; at the same time as the base
+
+download() {
+    mkdir -p "$dir/wheels"
+    "$python" "$checks/requirements.py" "$checkout/pyproject.toml" "$target" >"$dir/requirements.txt"
+    "$python" -m pip download --quiet --only-binary=:all: --dest "$dir/wheels" --find-links "$dir/wheels" \
+        -r "$dir/requirements.txt" -c "$checkout/constraints.txt" >"$dir/download.log" 2>&1
+}
+say "downloading the packages of the $target"
+download &
+downloading=$!
 
 # ---- the base image, under the name the Dockerfile asks for
 
@@ -56,64 +83,56 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     debootstrap --variant=minbase --include=python3,python3-pip,python3-venv bookworm "$dir/base" \
         ${mirror:+"$mirror"} >"$dir/debootstrap.log" 2>&1 || fail "debootstrap failed: $(tail -n 3 "$dir/debootstrap.log")"
     ln -s python3 "$dir/base/usr/bin/python"
+    # The real one has neither of these: documents, translations, byte code.
     rm -rf "$dir"/base/var/cache/apt/* "$dir"/base/var/lib/apt/lists/* "$dir"/base/usr/share/{doc,man,locale}/*
+    find "$dir/base/usr" -name __pycache__ -prune -exec rm -rf {} +
     scratch=$(buildah from scratch)
     buildah add --quiet "$scratch" "$dir/base" / >/dev/null
     buildah commit --quiet --rm "$scratch" "$base" >/dev/null
     rm -rf "$dir/base"
 fi
-
-# ---- the packages, so that the build needs no network
-
-say "downloading the packages of the $target"
-mkdir -p "$dir/wheels"
-"$python" - "$checkout/pyproject.toml" "$target" >"$dir/requirements.txt" <<'PYTHON'
-import sys
-import tomllib
-
-with open(sys.argv[1], "rb") as file:
-    config = tomllib.load(file)
-wanted = config["build-system"]["requires"] + config["project"]["dependencies"]
-if sys.argv[2] == "trainer":
-    wanted += config["project"]["optional-dependencies"]["train"]
-print(*wanted, sep="\n")
-PYTHON
-"$python" -m pip download --quiet --only-binary=:all: --dest "$dir/wheels" \
-    -r "$dir/requirements.txt" -c "$checkout/constraints.txt" >"$dir/download.log" 2>&1 ||
-    fail "the download failed: $(tail -n 3 "$dir/download.log")"
+wait "$downloading" || fail "the download failed: $(tail -n 3 "$dir/download.log")"
 
 # ---- the image
 
-say "building the target $target"
+say "building the target $target, on $driver"
 printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$dir/pip.conf"
 image=doubly-sparse-softmax-$target
-buildah bud --quiet --isolation chroot --format docker --target "$target" --tag "$image" \
+revision=$(git -C "$checkout" rev-parse HEAD 2>/dev/null || echo unknown)
+buildah bud --isolation chroot --format docker --target "$target" --tag "$image" \
+    --build-arg VERSION=proof --build-arg REVISION="$revision" \
     --volume "$dir/wheels:/wheels:ro" --volume "$dir/pip.conf:/etc/pip.conf:ro" \
     "$checkout" >"$dir/build.log" 2>&1 || fail "the build failed: $(tail -n 5 "$dir/build.log")"
 
 container=$(buildah from --pull-never "$image")
 root=$(buildah mount "$container")
 of_image() { buildah inspect --type image --format "$1" "$image"; }
+lines_of_image() { of_image "{{range $1}}{{println .}}{{end}}" | sed '/^$/d'; }
+label() { of_image "{{index .Docker.Config.Labels \"org.opencontainers.image.$1\"}}"; }
 of_root() { find "$root" -xdev "$@"; }
 
-say "unpacked: $(du -smx "$root" | cut -f 1) MB, of which packages $(du -sm "$root/opt/venv" | cut -f 1) MB"
+size=$(du -smx "$root" | cut -f 1)
+say "unpacked: $size MB, of which packages $(du -sm "$root/opt/venv" | cut -f 1) MB"
 [ "$(of_image '{{.Docker.Config.User}}')" = "$user" ] || fail "the image does not run as $user"
-[ -n "$(of_image '{{index .Docker.Config.Labels "org.opencontainers.image.title"}}')" ] || fail "the image has no labels"
-[ -z "$(of_root \( -name gcc -o -name cc -o -name make \) -path '*bin/*')" ] || fail "the image holds a compiler"
+[ -n "$(label title)" ] || fail "the image has no title"
+[ "$(label version) $(label revision)" = "proof $revision" ] || fail "the image's labels do not name its version"
+[ -z "$(of_root \( -name 'gcc*' -o -name cc -o -name make -o -name ld -o -name strip \) -path '*bin/*')" ] ||
+    fail "the image holds a compiler or its tools"
 [ -z "$(of_root -path '*/.cache/pip' -o -path "$root/wheels/*")" ] || fail "the image holds pip's cache"
 [ ! -e "$root/opt/venv/bin/pip" ] || fail "the virtual environment holds pip"
 has_torch=$(of_root -type d -path '*/site-packages/torch' | head -n 1)
 if [ "$target" = service ]; then
     [ -z "$has_torch" ] || fail "the service image holds torch"
+    [ "$size" -lt "$most_mb" ] || fail "the service image takes $size MB, and may not take $most_mb"
 else
     [ -n "$has_torch" ] || fail "the trainer image lacks torch"
 fi
 
 # ---- running it
 
-mapfile -t environment < <(of_image '{{range .Docker.Config.Env}}{{println .}}{{end}}' | sed '/^$/d')
-mapfile -t entrypoint < <(of_image '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | sed '/^$/d')
-mapfile -t command < <(of_image '{{range .Docker.Config.Cmd}}{{println .}}{{end}}' | sed '/^$/d')
+mapfile -t environment < <(lines_of_image .Docker.Config.Env)
+mapfile -t entrypoint < <(lines_of_image .Docker.Config.Entrypoint)
+mapfile -t command < <(lines_of_image .Docker.Config.Cmd)
 workdir=$(of_image '{{.Docker.Config.WorkingDir}}')
 
 # Everything is mounted in a namespace of its own, so nothing is left to unmount.
@@ -130,6 +149,8 @@ enter() { # enter SOURCE:TARGET:ro|rw or '' COMMAND...
             touch "$root/dev/$device"
             mount --bind "/dev/$device" "$root/dev/$device"
         done
+        mkdir "$root/dev/shm"
+        mount -t tmpfs -o size=64m,mode=1777 tmpfs "$root/dev/shm"
         if [ -n "$source" ]; then
             mount --bind "$source" "$root$target"
             mount -o "remount,bind,$mode" "$root$target"
@@ -140,18 +161,14 @@ enter() { # enter SOURCE:TARGET:ro|rw or '' COMMAND...
             env --ignore-environment --chdir "$workdir" "$@"
     ' prove-image "$root" "$user" "$workdir" "$@"
 }
+in_image() { # in_image CHECK ARGUMENT...: one of the checks, by the image's own Python
+    enter "$checkout/models:/models:ro" "${environment[@]}" python -c "$(cat "$checks/$1")" "${@:2}"
+}
 
-confined=$(enter '' "${environment[@]}" python -c '
-import os, sys
-for path in "/", os.getcwd(), "/opt/venv":
-    try:
-        open(os.path.join(path, "x"), "w")
-    except OSError as error:
-        reason = error.strerror
-    else:
-        sys.exit(f"{path} can be written to")
-print(f"{reason}; uid {os.getuid()}, process {os.getpid()}")') || fail "the root file system is not read-only"
-say "root file system: $confined"
+said=$(in_image confined.py / /opt/venv "$workdir") || fail "the root file system is not read-only"
+say "confined: $said"
+said=$(in_image pinned.py "$(cat "$checkout/constraints.txt")") || fail "not all packages are those of constraints.txt"
+say "pinned: $said"
 
 if [ "$target" = trainer ]; then
     rm -rf "$dir/data"
@@ -168,44 +185,41 @@ if [ "$target" = trainer ]; then
     exit 0
 fi
 
-carried=$(enter '' "${environment[@]}" dss verify /models/demo/1) || fail "the demo model in the image is not good"
-say "carried: $carried"
-
-enter "$checkout/models:/models:ro" "${environment[@]}" DSS_PORT="$port" "${entrypoint[@]}" "${command[@]}" >"$dir/service.log" 2>&1 &
-runner=$!
-
-# The image's own health check, until it passes.
-mapfile -t healthcheck < <(of_image '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | sed '/^$/d')
+said=$(in_image confined.py /models) || fail "the models are not mounted read-only"
+said=$(enter '' "${environment[@]}" dss verify /models/demo/1) || fail "the demo model in the image is not good"
+say "carried: $said"
+said=$(in_image engines.py /models/demo/1) || fail "the engines in the image are not as they should be"
+say "engines: $said"
+mapfile -t healthcheck < <(lines_of_image .Docker.Config.Healthcheck.Test)
 [ "${healthcheck[0]}" = CMD ] || fail "the health check is not in the exec form"
-healthy=
-for _ in $(seq 30); do
-    kill -0 "$runner" 2>/dev/null || fail "the service stopped by itself: $(tail -n 3 "$dir/service.log")"
-    if enter '' "${environment[@]}" DSS_PORT="$port" "${healthcheck[@]:1}" 2>/dev/null; then healthy=yes && break; fi
-    sleep 1
+
+for workers in 1 2; do
+    here=(DSS_PORT="$port" DSS_WORKERS="$workers")
+    started=$(date +%s%N)
+    enter "$checkout/models:/models:ro" "${environment[@]}" "${here[@]}" "${entrypoint[@]}" "${command[@]}" \
+        >"$dir/service.log" 2>&1 &
+    runner=$!
+    # The image's own health check, until it passes.
+    healthy=
+    for _ in $(seq 60); do
+        kill -0 "$runner" 2>/dev/null || fail "the service stopped by itself: $(tail -n 3 "$dir/service.log")"
+        if enter '' "${environment[@]}" "${here[@]}" "${healthcheck[@]:1}" 2>/dev/null; then healthy=yes && break; fi
+        sleep 0.2
+    done
+    [ -n "$healthy" ] || fail "the health check did not pass: $(tail -n 3 "$dir/service.log")"
+    say "$workers workers: healthy after $((($(date +%s%N) - started) / 1000000)) ms"
+
+    process=$(pgrep --parent "$(pgrep --parent "$runner")" | head -n 1) # this shell's child is unshare
+    said=$("$python" "$checks/answers.py" "http://127.0.0.1:$port" "$checkout/models/demo/1/samples.npy") ||
+        fail "the service does not answer as it should: $(tail -n 3 "$dir/service.log")"
+    say "$workers workers: $said"
+    [ ! -e "/proc/$process/root/tmp/.cache" ] || fail "the service compiled its loops when it started"
+
+    started=$(date +%s%N)
+    kill -TERM "$process"
+    status=0
+    wait "$runner" || status=$?
+    runner=
+    [ "$status" = 0 ] || fail "SIGTERM ended the service with status $status: $(tail -n 3 "$dir/service.log")"
+    say "$workers workers: SIGTERM, exit status 0 after $((($(date +%s%N) - started) / 1000000)) ms"
 done
-[ -n "$healthy" ] || fail "the health check did not pass in 30 tries: $(tail -n 3 "$dir/service.log")"
-say "healthy"
-
-"$python" - "http://127.0.0.1:$port" "$checkout/models/demo/1/samples.npy" <<'PYTHON'
-import json
-import sys
-import urllib.request
-from pathlib import Path
-
-url, samples = sys.argv[1], Path(sys.argv[2])
-ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-for probe in "/livez", "/startupz", "/metrics":
-    assert ask(url + probe).status == 200, probe
-headers = {"content-type": "application/x-npy", "accept": "application/json"}
-answer = json.load(ask(urllib.request.Request(f"{url}/models/demo/topk", samples.read_bytes(), headers)))
-print(f"-- /models/demo/topk: {len(answer['classes'])} rows, the first is", answer["classes"][0])
-PYTHON
-
-process=$(pgrep --parent "$(pgrep --parent "$runner")") # this shell's child is unshare
-started=$(date +%s%N)
-kill -TERM "$process"
-status=0
-wait "$runner" || status=$?
-runner=
-[ "$status" = 0 ] || fail "SIGTERM ended the service with status $status: $(tail -n 3 "$dir/service.log")"
-say "SIGTERM: exit status 0 after $((($(date +%s%N) - started) / 1000000)) ms"

@@ -49,21 +49,23 @@ def running(
     env: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
     inside: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int | None = None,
 ) -> Iterator[Running]:
     """`dss serve` in a process, ready; it is killed at the end unless it has ended by itself.
 
     `tls` is how a client asks it, if it speaks TLS; `inside` is a command that runs it.
     """
-    port = free_port()
+    port = port or free_port()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
     command = [*inside, sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
-    command += ["--port", str(port), *arguments]
+    command += ["--host", host, "--port", str(port), *arguments]
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, env={**clean, **(env or {})}
         )
     scheme = "http" if tls is None else "https"
-    server = Running(f"{scheme}://127.0.0.1:{port}", port, process, log, tls)
+    server = Running(f"{scheme}://{host}:{port}", port, process, log, tls)
     try:
         server.wait_for("/readyz")
         yield server

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import pytest
+import scraping
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from ruamel.yaml import YAML
@@ -146,7 +147,8 @@ def test_prometheus_finds_its_files_and_the_service() -> None:
     assert mounts("prometheus")[folder] / file == PROMETHEUS / "prometheus.yml"
     assert all((PROMETHEUS / name).is_file() for name in SCRAPING["rule_files"])
     (port,) = re.findall(r"DSS_PORT=(\d+)", DOCKERFILE)
-    assert SCRAPING["scrape_configs"][0]["static_configs"] == [{"targets": [f"service:{port}"]}]
+    (found,) = SCRAPING["scrape_configs"][0]["dns_sd_configs"]
+    assert (found["names"], found["type"], found["port"]) == (["service"], "A", int(port))
     assert "service" in COMPOSE["services"]
 
 
@@ -315,11 +317,7 @@ class Asking:
 def prometheus(target_port: int, folder: Path) -> Iterator[Asking]:
     """Prometheus with the committed configuration, but for the target's address and the pace."""
     port = free_port()
-    config = (PROMETHEUS / "prometheus.yml").read_text()
-    config, targets = re.subn(r"service:\d+", f"127.0.0.1:{target_port}", config)
-    config, paces = re.subn(r"(interval|timeout): \d+s", r"\1: 200ms", config)
-    assert (targets, paces) == (1, 3)
-    (folder / "prometheus.yml").write_text(config)
+    (folder / "prometheus.yml").write_text(json.dumps(scraping.of_one(target_port)))
     rules = (PROMETHEUS / "rules.yml").read_text()
     (folder / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
     with (folder / "log").open("wb") as log:
