@@ -179,11 +179,13 @@ def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Pat
             last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise ServerNotStarted(f"The server ended before it was ready: {last or 'no reason.'}")
         try:
+            # First: if it has started and is not ready then, it is as ready as it will be.
+            has_started = server.get("/startupz")[0] == http.HTTPStatus.OK
             status, body = server.get("/readyz")
             if status == http.HTTPStatus.OK:
                 return
             reason = json.loads(body)["detail"]
-            if server.get("/startupz")[0] == http.HTTPStatus.OK:  # it is as ready as it will be
+            if has_started:
                 break
         except (ServerNotReachable, ValueError, KeyError, TypeError):
             pass
