@@ -52,7 +52,7 @@ bench-http: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.http --tables docs/performance.md
 
-# Abuse and faults: 20 minutes, and a soak of 30. Some of it needs root and apt's faketime.
+# Abuse and faults: 10 minutes, and a soak of 30. Some of it needs root and apt's faketime.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.chaos; status=$$?; \
 	$(BIN)/python -m benchmarks.chaos --tables docs/chaos.md; exit $$status
