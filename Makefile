@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture
+.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture image-test
 
 install: $(VENV)/.serve
 
@@ -17,14 +17,16 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(INSTALL) --editable '.[train,baselines,otel,dev]'
+	# Compiles what is rarely served, but tested, while packages are downloaded.
+	$(BIN)/python -m service.compile_cache --all & compiling=$$!; \
+	$(INSTALL) --editable '.[train,baselines,otel,dev]' && wait $$compiling
 	touch $@
 
 serve: $(VENV)/.serve
 	$(BIN)/dss serve --models models --port $(PORT)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # kserve's client and its downloader, which need older libraries than this project.
 kserve: $(VENV)/.dev $(VENV)-kserve/.storage
@@ -34,6 +36,11 @@ $(VENV)-kserve/.storage:
 	$(PYTHON) -m venv $(VENV)-kserve
 	$(VENV)-kserve/bin/pip install --quiet --disable-pip-version-check 'kserve[storage]==0.21.0'
 	touch $@
+
+# Builds the service's image and runs it confined, without a container engine; as root, needs apt's
+# buildah and debootstrap. PROVE_DIR keeps what can be used again.
+image-test:
+	PYTHON=$(PYTHON) deploy/prove-image.sh service
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -20,17 +20,18 @@ most_mb=450
 
 say() { printf -- '-- [%3d s] %s\n' "$SECONDS" "$*"; }
 fail() { printf 'prove-image: %s\n' "$*" >&2; exit 1; }
+cannot() { printf 'prove-image: %s\n' "$*" >&2; exit 77; } # nothing was tried
 
 case $target in service | trainer) ;; *) fail "the target is service or trainer, not $target" ;; esac
 missing=
 for tool in buildah:buildah debootstrap:debootstrap unshare:util-linux setpriv:util-linux pgrep:procps; do
-    command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
+    command -v "${tool%:*}" >/dev/null || [[ "$missing " == *" ${tool#*:} "* ]] || missing="$missing ${tool#*:}"
 done
-[ -z "$missing" ] || fail "this needs what is not installed; as root: apt-get install$missing"
-[ "$(id -u)" = 0 ] || fail "needs root, for debootstrap and for mounting"
-command -v "$python" >/dev/null || fail "$python is not installed"
+[ -z "$missing" ] || cannot "this needs tools that are not installed; as root: apt-get install$missing"
+[ "$(id -u)" = 0 ] || cannot "this needs root, for debootstrap and for mounting"
+unshare --mount true 2>/dev/null || cannot "this needs to mount, which is not allowed here"
 [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.11 ] ||
-    fail "$python is not Python 3.11, for which the wheels are downloaded"
+    cannot "$python is not Python 3.11, for which the wheels are downloaded"
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 
 if [ -n "${PROVE_DIR:-}" ]; then

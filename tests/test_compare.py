@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import dss
 
 from service import bundle
 from service.errors import BundleMissing
@@ -81,11 +82,7 @@ def command(files: Path, *more: object) -> subprocess.CompletedProcess[str]:
     arguments = ["--hidden", files / "train.npy", "--labels", files / "train.labels.npy"]
     arguments += ["--head", files / "head.npy", "--valid-hidden", files / "valid.npy"]
     arguments += ["--valid-labels", files / "valid.labels.npy", *more]
-    return subprocess.run(
-        [sys.executable, "-m", "service.cli", "compare", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-    )
+    return dss("compare", *arguments)
 
 
 def test_the_command(files: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import dss
 from tiny_corpus import WORDS, write_corpus
 
 from trainer import corpus as corpora
@@ -29,7 +28,7 @@ from trainer.encoder_train import (
 from trainer.tasks import language_model
 from trainer.train import Interrupted
 
-DSS = [sys.executable, "-m", "service.cli"]
+TASK = ("task", "language-model")
 DATA = os.environ.get("DSS_DATA")
 
 
@@ -445,18 +444,12 @@ def test_wrong_settings_are_refused() -> None:
 # --- the command ------------------------------------------------------------------------------
 
 
-def dss(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
-    command = [*DSS, "task", "language-model", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | env)
-
-
 def test_the_command_finds_its_data_by_flag_or_variable(tmp_path: Path, data: Path) -> None:
     small = ("--epochs", 1, "--set", "units=4", "--set", "threads=1", "--until", "hidden")
-    by_flag = dss("--data", data, "--out", tmp_path / "a", *small)
+    by_flag = dss(*TASK, "--data", data, "--out", tmp_path / "a", *small)
     assert by_flag.returncode == 0, by_flag.stderr
     assert "16 classes; full softmax on the test words: perplexity" in by_flag.stdout
-    by_variable = dss("--out", tmp_path / "b", *small, DSS_DATA=str(data))
+    by_variable = dss(*TASK, "--out", tmp_path / "b", *small, DSS_DATA=str(data))
     assert by_variable.returncode == 0, by_variable.stderr
     names = ("encoder.json", "config.json", "hidden/train.npy")
     assert all(
@@ -466,7 +459,7 @@ def test_the_command_finds_its_data_by_flag_or_variable(tmp_path: Path, data: Pa
 
 def test_missing_data_is_said_in_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = dss("--data", tmp_path, "--out", out)
+    result = dss(*TASK, "--data", tmp_path, "--out", out)
     assert result.returncode == 1
     assert result.stderr == (
         f"Error: {tmp_path} holds neither ptb.{{train,valid,test}}.txt nor"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import dss
 
 from service.engine import Engine
 from trainer import runs
@@ -49,10 +50,6 @@ def arguments(files: Path) -> list[str]:
         *("--valid-labels", str(files / "valid.labels.npy")),
         *SETTINGS,
     ]
-
-
-def dss(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DSS, *map(str, command)], capture_output=True, text=True)
 
 
 def test_from_arrays_to_a_served_layer(files: Path, tmp_path: Path) -> None:

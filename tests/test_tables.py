@@ -1,19 +1,15 @@
 """From a text to the tables: layers of a plan, exported and compared, in one results.json."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import dss
 from tiny_corpus import write_corpus
 
 from trainer import runs
 from trainer.plan import PlanInvalid, read_plan
 from trainer.tasks import tables
-
-DSS = [sys.executable, "-m", "service.cli"]
 
 PLAN = """
 [ds-2]
@@ -35,12 +31,6 @@ paper = "D2+S10"
 of = "ds-2"
 svd = { window = 3, share = 0.9, above = 5 }
 """
-
-
-def dss(*arguments: object) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
-    command = [*DSS, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
 
 
 @pytest.fixture(scope="module")

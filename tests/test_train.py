@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import dss
 
 from trainer import runs
 from trainer.config import ConfigInvalid, TrainConfig, make_config, parse_setting, read_toml
@@ -93,15 +94,15 @@ def test_an_interrupted_run_resumed_equals_an_unbroken_one(
 def test_a_killed_process_resumed_gives_the_same_bundle(tmp_path: Path) -> None:
     """kill -9 in the middle, then `dss train --resume` and `dss export`, as a user would."""
 
-    def dss(*command: object) -> None:
-        done = subprocess.run([*DSS, *command], capture_output=True, text=True)
+    def run(*command: object) -> None:
+        done = dss(*command)
         assert done.returncode == 0, done.stderr
 
     arguments = ["train", "--task", "synthetic", "--size", "3x4", "--no-baseline"]
     for setting in ["epochs=12", "items_per_class=20", "batch_size=20", "checkpoint_seconds=0"]:
         arguments += ["--set", setting]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    dss(*arguments, "--out", whole)
+    run(*arguments, "--out", whole)
 
     process = subprocess.Popen([*DSS, *arguments, "--out", broken], stderr=subprocess.PIPE)
     while not (broken / runs.METRICS).exists() or not (broken / runs.METRICS).read_text():
@@ -109,11 +110,11 @@ def test_a_killed_process_resumed_gives_the_same_bundle(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert not (broken / runs.SUMMARY).exists()
-    dss(*arguments, "--out", broken, "--resume")
+    run(*arguments, "--out", broken, "--resume")
 
     for folder in (whole, broken):
         target = tmp_path / "models" / folder.name / "1"
-        dss("export", folder, target)
+        run("export", folder, target)
     manifests = [
         json.loads((tmp_path / "models" / name / "1" / "manifest.json").read_text())
         for name in ("whole", "broken")
