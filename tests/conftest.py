@@ -1,5 +1,6 @@
 """A tiny bundle, a models folder, and a live server that serves it."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ from service.engine import Engine
 
 # Tests run side by side, one thread each; set before torch is imported by any test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Each httpx.get() would read all the authorities of the world again, which takes 40 ms; tests ask
+# this host, mostly without TLS.
+transports = httpx._transports.default
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 # The machine may be busy; how long an example takes says nothing about it.
 hypothesis.settings.register_profile("untimed", deadline=None)

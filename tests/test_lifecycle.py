@@ -36,7 +36,7 @@ def test_a_second_signal_ends_at_once(models: Path, tmp_path: Path, workers: str
 def test_sigterm_answers_what_is_under_way_and_ends_with_0_in_the_grace_time(
     models: Path, tmp_path: Path, workers: str
 ) -> None:
-    arguments = ("--drain-seconds", "5", "--workers", workers)
+    arguments = ("--drain-seconds", "2", "--workers", workers)
     with running(models, tmp_path / "log", *arguments) as server, Connection(server.port) as held:
         whole = request(1, BODY)
         held.send(whole[:-5])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from command import dss
+from server import wait_until
 
 from service.engine import Engine
 from trainer import runs
@@ -98,8 +99,9 @@ def test_an_interrupted_run_goes_on(files: Path, tmp_path: Path) -> None:
     out = [*arguments(files), "--speedup", "2.5", "--set", "checkpoint_seconds=0"]
     assert dss(*out, "--out", tmp_path / "whole").returncode == 0
     process = subprocess.Popen([*DSS, *out, "--out", str(tmp_path / "broken")])
-    while not (tmp_path / "broken" / "round-2" / runs.CHECKPOINT).exists():
-        assert process.poll() is None
+    reached = tmp_path / "broken" / "round-2" / runs.CHECKPOINT
+    wait_until(lambda: reached.exists() or process.poll() is not None)
+    assert process.poll() is None
     process.kill()
     process.wait()
     done = dss(*out, "--out", tmp_path / "broken", "--resume")

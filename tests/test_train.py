@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import dss
+from server import wait_until
 
 from trainer import runs
 from trainer.config import ConfigInvalid, TrainConfig, make_config, parse_setting, read_toml
@@ -105,8 +106,11 @@ def test_a_killed_process_resumed_gives_the_same_bundle(tmp_path: Path) -> None:
     run(*arguments, "--out", whole)
 
     process = subprocess.Popen([*DSS, *arguments, "--out", broken], stderr=subprocess.PIPE)
-    while not (broken / runs.METRICS).exists() or not (broken / runs.METRICS).read_text():
-        assert process.poll() is None
+    metrics = broken / runs.METRICS
+    wait_until(
+        lambda: process.poll() is not None or (metrics.exists() and metrics.read_text() != "")
+    )
+    assert process.poll() is None
     process.kill()
     process.communicate()
     assert not (broken / runs.SUMMARY).exists()
