@@ -30,6 +30,8 @@ done
 [ -z "$missing" ] || cannot "this needs tools that are not installed; as root: apt-get install$missing"
 [ "$(id -u)" = 0 ] || cannot "this needs root, for debootstrap and for mounting"
 unshare --mount true 2>/dev/null || cannot "this needs to mount, which is not allowed here"
+# In a namespace of its own, so that no mount is left behind, however this ends.
+[ -n "${PROVE_INSIDE:-}" ] || PROVE_INSIDE=yes exec unshare --mount -- "$0" "$@"
 [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.11 ] ||
     cannot "$python is not Python 3.11, for which the wheels are downloaded"
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -49,14 +51,15 @@ if mount -t overlay overlay "$dir/overlay/merged" \
     driver=overlay
 fi
 buildah() { command buildah --root "$dir/storage-$driver" --runroot "$dir/run" --storage-driver "$driver" "$@"; }
-container=
 runner=
+inside() { # the first process of the namespace, with which all others end; this shell's child is unshare
+    pgrep --parent "$(pgrep --parent "$runner")"
+}
 clean_up() {
-    if [ -n "$runner" ]; then pkill -KILL --parent "$runner" || true; fi
-    if [ -n "$container" ]; then
-        buildah umount "$container" >/dev/null || true
-        buildah rm "$container" >/dev/null || true
-    fi
+    if [ -n "$runner" ]; then kill -KILL "$(inside)" || true; fi
+    buildah rm --all >/dev/null 2>&1 || true
+    buildah rmi --prune >/dev/null 2>&1 || true # of earlier stages
+    awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/self/mounts | sort -r | xargs --no-run-if-empty umount --lazy
     if [ -z "${PROVE_DIR:-}" ]; then rm -rf "$dir"; fi
 }
 trap clean_up EXIT
@@ -210,7 +213,7 @@ for workers in 1 2; do
     [ -n "$healthy" ] || fail "the health check did not pass: $(tail -n 3 "$dir/service.log")"
     say "$workers workers: healthy after $((($(date +%s%N) - started) / 1000000)) ms"
 
-    process=$(pgrep --parent "$(pgrep --parent "$runner")" | head -n 1) # this shell's child is unshare
+    process=$(inside)
     said=$("$python" "$checks/answers.py" "http://127.0.0.1:$port" "$checkout/models/demo/1/samples.npy") ||
         fail "the service does not answer as it should: $(tail -n 3 "$dir/service.log")"
     say "$workers workers: $said"

@@ -9,9 +9,10 @@ from numba.core import event
 
 begun = monotonic()
 with event.install_recorder("numba:compile") as compiled:
-    from service import bundle
+    from service import bundle, tally
     from service.engine import Engine
 
+    tally.compiled_tally()
     model = bundle.read(Path(sys.argv[1]))
     rows = np.load(Path(sys.argv[1]) / "samples.npy")
     answers = [Engine(model, backend=backend).topk(rows, 5) for backend in ("compiled", "onnx")]

@@ -6,7 +6,7 @@ from importlib.metadata import distributions
 pins = dict(line.split("==") for line in sys.argv[1].split())
 pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
 found = {
-    distribution.name.lower().replace("_", "-"): distribution.version
+    distribution.name.lower().replace("_", "-"): distribution.version.split("+")[0]  # torch's +cpu
     for distribution in distributions(path=[path for path in sys.path if "site-packages" in path])
 }
 found.pop("doubly-sparse-softmax")
