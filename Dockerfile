@@ -57,10 +57,11 @@ RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl
     && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m service.compile_cache --all
 
 
+# Some packages hold files for other Pythons, which this one cannot compile.
 FROM trainer-packages AS trainer-venv
 COPY --from=project /dist /dist
 RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl \
-    && python -m compileall -q -j 0 /opt/venv/lib \
+    && { python -m compileall -qq -j 0 /opt/venv/lib || true; } \
     && /opt/venv/bin/python -m service.compile_cache --all
 
 
