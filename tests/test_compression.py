@@ -16,6 +16,7 @@ from service.compression import CODINGS, BodyGrowsTooLarge, compressed, expand, 
 
 GZIP, DEFLATE = CODINGS[b"gzip"], CODINGS[b"deflate"]
 PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
+PACKED = gzip.compress(b"x")
 INFER = "/v2/models/tiny/infer"
 MANY = np.tile(rows_for(0, 1, 2), (40, 1))
 MIB = 2**20
@@ -43,7 +44,8 @@ def test_a_bomb_is_given_up_early() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"plain", gzip.compress(b"x", mtime=0)[:-1], gzip.compress(b"x") + b"y", zlib.compress(b"x")],
+    [b"", b"plain", PACKED[:-1], PACKED + b"y", zlib.compress(b"x")],
+    ids=["empty", "plain", "cut off", "with more behind it", "deflate"],
 )
 def test_what_is_not_gzip_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedBody):
@@ -123,10 +125,10 @@ def test_bad_compressed_bodies_are_refused_and_the_service_goes_on(
     bad = [
         (413, "gzip", bomb),
         (400, "gzip", body),
-        (400, "gzip", gzip.compress(body, mtime=0)[:-9]),
-        (400, "deflate", gzip.compress(body, mtime=0)),
+        (400, "gzip", gzip.compress(body)[:-9]),
+        (400, "deflate", gzip.compress(body)),
         (415, "br", body),
-        (415, "gzip, gzip", gzip.compress(gzip.compress(body, mtime=0))),
+        (415, "gzip, gzip", gzip.compress(gzip.compress(body))),
     ]
     for status, name, content in bad:
         headers = {"content-type": "application/json", "content-encoding": name}
