@@ -165,13 +165,14 @@ enter() { # enter SOURCE:TARGET:ro|rw or '' COMMAND...
             env --ignore-environment --chdir "$workdir" "$@"
     ' prove-image "$root" "$user" "$workdir" "$@"
 }
-in_image() { # in_image CHECK ARGUMENT...: one of the checks, by the image's own Python
-    enter "$checkout/models:/models:ro" "${environment[@]}" python -c "$(cat "$checks/$1")" "${@:2}"
+in_image() { # in_image MOUNT CHECK ARGUMENT...: one of the checks, by the image's own Python
+    enter "$1" "${environment[@]}" python -c "$(cat "$checks/$2")" "${@:3}"
 }
+models=$checkout/models:/models:ro
 
-said=$(in_image confined.py / /opt/venv "$workdir") || fail "the root file system is not read-only"
+said=$(in_image '' confined.py / /opt/venv "$workdir") || fail "the root file system is not read-only"
 say "confined: $said"
-said=$(in_image pinned.py "$(cat "$checkout/constraints.txt")") || fail "not all packages are those of constraints.txt"
+said=$(in_image '' pinned.py "$(cat "$checkout/constraints.txt")") || fail "not all packages are those of constraints.txt"
 say "pinned: $said"
 
 if [ "$target" = trainer ]; then
@@ -189,10 +190,10 @@ if [ "$target" = trainer ]; then
     exit 0
 fi
 
-said=$(in_image confined.py /models) || fail "the models are not mounted read-only"
+said=$(in_image "$models" confined.py /models) || fail "the models are not mounted read-only"
 said=$(enter '' "${environment[@]}" dss verify /models/demo/1) || fail "the demo model in the image is not good"
 say "carried: $said"
-said=$(in_image engines.py /models/demo/1) || fail "the engines in the image are not as they should be"
+said=$(in_image '' engines.py /models/demo/1) || fail "the engines in the image are not as they should be"
 say "engines: $said"
 mapfile -t healthcheck < <(lines_of_image .Docker.Config.Healthcheck.Test)
 [ "${healthcheck[0]}" = CMD ] || fail "the health check is not in the exec form"
@@ -200,7 +201,7 @@ mapfile -t healthcheck < <(lines_of_image .Docker.Config.Healthcheck.Test)
 for workers in 1 2; do
     here=(DSS_PORT="$port" DSS_WORKERS="$workers")
     started=$(date +%s%N)
-    enter "$checkout/models:/models:ro" "${environment[@]}" "${here[@]}" "${entrypoint[@]}" "${command[@]}" \
+    enter "$models" "${environment[@]}" "${here[@]}" "${entrypoint[@]}" "${command[@]}" \
         >"$dir/service.log" 2>&1 &
     runner=$!
     # The image's own health check, until it passes.
