@@ -1,6 +1,5 @@
 """README's commands, run as they stand in a fresh copy of the project; outputs must be true."""
 
-import json
 import os
 import re
 import shutil
@@ -9,32 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from documents import ROOT, assert_same, blocks_of
 from server import Running, free_port
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+BLOCKS = blocks_of(README)
 SECONDS_TO_FIRST_ANSWER = 120
-
-
-@dataclass
-class Command:
-    line: str
-    output: str
-
-
-def console_commands() -> list[Command]:
-    commands: list[Command] = []
-    for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                commands.append(Command(line[2:], ""))
-            else:
-                commands[-1].output += line + "\n"
-    return commands
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +62,7 @@ def make_serve(checkout: Path) -> Iterator[Running]:
 
 
 def test_readme_commands_do_what_it_says(checkout: Path) -> None:
-    commands = console_commands()
+    commands = [command for block in BLOCKS for command in block.commands]
     assert commands[0].line == "make serve"
     with make_serve(checkout) as server:
         assert not installed_in(checkout / ".venv", "torch")
@@ -100,44 +82,15 @@ def test_readme_commands_do_what_it_says(checkout: Path) -> None:
 
 
 def test_readme_python_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    blocks = [block for block in BLOCKS if block.language == "python"]
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})  # noqa: S102
+        exec(compile(block.text, "README.md", "exec"), {})  # noqa: S102
 
 
 def test_readme_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-
-
-def assert_same(found: str, expected: str) -> None:
-    """Equal but for rounding of floats, times and dates."""
-    if expected.startswith("{"):
-        assert_close(json.loads(found), json.loads(expected))
-        return
-    assert forget_times(found) == forget_times(expected)
-
-
-def assert_close(found: object, expected: object) -> None:
-    assert type(found) is type(expected)
-    if isinstance(found, dict) and isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in found:
-            assert_close(found[key], expected[key])
-    elif isinstance(found, list) and isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
-    elif isinstance(found, float):
-        assert found == pytest.approx(expected, abs=1e-4)
-    else:
-        assert found == expected
-
-
-def forget_times(text: str) -> str:
-    text = re.sub(r"in \d+ s$", "in N s", text, flags=re.MULTILINE)
-    return re.sub(r"\d{4}-\d\d-\d\dT[0-9:+]+", "DATE", text)
 
 
 def installed_in(venv: Path, module: str) -> bool:
