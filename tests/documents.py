@@ -54,7 +54,7 @@ def assert_same(found: str, expected: str) -> None:
     if expected.startswith("{") and "..." not in expected:
         assert_close(json.loads(found), json.loads(expected))
         return
-    found, expected = forget_times(found), forget_times(expected)
+    found, expected = forget_times(found).rstrip(), forget_times(expected).rstrip()
     if "..." not in expected:
         assert found == expected, f"{found}\nis not\n{expected}"
         return

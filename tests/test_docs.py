@@ -25,6 +25,7 @@ from server import Running, free_port, wait_until
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "models" / "FORMAT.md"])
 HERE = "localhost:8000"
 SERVE = "dss serve"
+SERVES = re.compile(rf"([A-Z_]+=\S* )*{SERVE}\b")
 SECONDS = 240  # for one command
 SHELL = ("console", "sh")
 RUN = (*SHELL, "python")
@@ -121,8 +122,8 @@ class Page:
                     assert_same(output, self._here(command.output))
 
     def _shell(self, line: str, where: str) -> str:
-        if line.startswith(SERVE):
-            self.start(line.strip())
+        if SERVES.match(line):
+            self.start(line)
             return ""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", self._here(line)],
@@ -136,20 +137,26 @@ class Page:
 
     def start(self, line: str) -> None:
         """A server beside what follows, at another port than the page says."""
-        arguments = shlex.split(line.removesuffix("&").strip())[2:]
+        words = shlex.split(line)
+        env = dict(word.split("=", 1) for word in words[: words.index("dss")])
         self._port = free_port()
-        self._servers.enter_context(serving(arguments, self._port, self._folder))
+        arguments = words[len(env) + 2 :]
+        self._servers.enter_context(serving(arguments, env, self._port, self._folder))
 
     def _here(self, text: str) -> str:
         return text.replace(HERE, f"localhost:{self._port}")
 
 
 @contextmanager
-def serving(arguments: list[str], port: int, folder: Path) -> Iterator[Running]:
+def serving(
+    arguments: list[str], env: dict[str, str], port: int, folder: Path
+) -> Iterator[Running]:
     log = folder / f"server-{port}.log"
     command = [sys.executable, "-m", "service.cli", "serve", *arguments, "--port", str(port)]
     with log.open("wb") as stream:
-        process = subprocess.Popen(command, cwd=folder, stdout=stream, stderr=stream)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=stream, stderr=stream, env=os.environ | env
+        )
     scheme = "https" if "--tls-cert" in arguments else "http"
     server = Running(f"{scheme}://localhost:{port}", port, process, log)
     try:

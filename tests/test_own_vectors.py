@@ -255,3 +255,30 @@ def test_without_a_head_a_full_softmax_is_learned_first(files: Path, tmp_path: P
     again = dss(*without, *settings, "--out", tmp_path / "run", "--resume")
     assert again.returncode == 0, again.stderr
     export(tmp_path / "run", tmp_path / "models" / "own" / "1")
+
+
+GROWTH_OF_NORMALISERS = """
+import resource, sys
+from pathlib import Path
+import numpy as np, torch
+from trainer.tasks.vectors import MappedRows, full_normalisers
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+torch.set_num_threads(1)
+rows = MappedRows(np.ones((20_000, 8), np.float32))
+head = torch.ones(10_000, 8)
+full_normalisers(rows, 1_000, head, Path(sys.argv[1]) / "few.npy")
+before = peak()
+found = full_normalisers(rows, 20_000, head, Path(sys.argv[1]) / "many.npy")
+assert torch.allclose(found, torch.tensor(8.0) + torch.tensor(10_000.0).log())
+print(peak() - before)
+"""
+
+
+def test_normalisers_take_no_more_memory_for_more_rows(tmp_path: Path) -> None:
+    """A product of all classes with a few rows is 5 MB, and there are 157 of them."""
+    command = [sys.executable, "-c", GROWTH_OF_NORMALISERS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 * 1024  # kB

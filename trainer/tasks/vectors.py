@@ -228,10 +228,13 @@ def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) ->
         kept = np.load(file, allow_pickle=False)
         if len(kept) == n_rows:
             return torch.from_numpy(kept)
-    parts = tqdm(list(chunks(n_rows, SCORED_AT_ONCE)), desc="full softmax", disable=None)
-    found = torch.cat(
-        [(rows[torch.arange(part.start, part.stop)] @ head.T).logsumexp(dim=1) for part in parts]
-    )
+    # Both are made once: small results between large products would leave holes in memory.
+    logits = torch.empty(SCORED_AT_ONCE, len(head))  # [b,N]
+    found = torch.empty(n_rows)  # [M]
+    for part in tqdm(list(chunks(n_rows, SCORED_AT_ONCE)), desc="full softmax", disable=None):
+        hidden = rows[torch.arange(part.start, part.stop)]  # [b,D]
+        scored = torch.mm(hidden, head.T, out=logits[: len(hidden)])
+        found[part] = scored.logsumexp(dim=1)
     temporary = file.with_name(f"partial-{file.name}")
     np.save(temporary, found.numpy())
     temporary.replace(file)
