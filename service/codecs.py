@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from service import npy
 from service.calls import Answered
 from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
+from service.records import record
 
 JSON = "application/json"
 NPY = "application/x-npy"
@@ -320,7 +321,7 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
                 answer.gates.tobytes(),
             )
         )
-    records = np.empty(rows, _record(k))
+    records = np.empty(rows, record(k))
     records["classes"] = answer.classes
     records["log_probs"] = answer.log_probs
     records["experts"] = answer.experts
@@ -328,21 +329,9 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
     return _npy_header(rows, k) + records.tobytes()
 
 
-@lru_cache(maxsize=64)
-def _record(k: int) -> np.dtype[np.void]:
-    return np.dtype(
-        [
-            ("classes", "<i8", (k,)),
-            ("log_probs", "<f4", (k,)),
-            ("experts", "<i8"),
-            ("gates", "<f4"),
-        ]
-    )
-
-
 @lru_cache(maxsize=1024)
 def _npy_header(rows: int, k: int) -> bytes:
-    return npy.header_of(_record(k), rows)
+    return npy.header_of(record(k), (rows,))
 
 
 ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

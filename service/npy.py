@@ -50,13 +50,13 @@ def write(array: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def header_of(dtype: np.dtype[Any], rows: int) -> bytes:
-    """What stands before so many records in a .npy file."""
+def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """What stands before the data in a .npy file."""
     buffer = io.BytesIO()
     claims = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
-        "shape": (rows,),
+        "shape": shape,
     }
     np.lib.format.write_array_header_1_0(buffer, claims)
     return buffer.getvalue()

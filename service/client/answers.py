@@ -1,0 +1,114 @@
+"""Top-k answers: .npy records, or JSON where the classes' names are asked for.
+
+Shapes: B rows, k answers.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service import records
+from service.client.errors import AnswerMalformed
+from service.client.wire import Reply
+
+JSON, NPY = "application/json", "application/x-npy"
+PREAMBLE = 10  # bytes before the text of a .npy header: magic, version, length
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Answer:
+    """The most probable classes of each row, and who says so."""
+
+    classes: NDArray[np.int64]  # [B,k], the most probable first
+    log_probs: NDArray[np.float32]  # [B,k]
+    experts: NDArray[np.int64]  # [B], that the gate chose
+    gates: NDArray[np.float32]  # [B], the gate's value for it
+    labels: list[list[str]] | None  # [B,k], names if they were asked for and the model has them
+    model: str
+    version: int
+
+
+def read(reply: Reply, rows: int, *, named: bool) -> Answer:
+    """The answer to so many rows; `named`: as JSON, with the names of classes."""
+    wanted, found = JSON if named else NPY, reply.header(b"content-type")
+    if found.partition(";")[0] != wanted:
+        raise AnswerMalformed(f"The answer is {found or 'nothing known'!r:.80}, not {wanted}.")
+    try:
+        answer = _read_json(reply.body) if named else _read_npy(reply)
+    except (KeyError, TypeError, ValueError) as error:  # JSON's is a kind of the last
+        raise AnswerMalformed(f"The answer is not what {wanted} should hold: {error}.") from error
+    if len(answer.classes) != rows:
+        raise AnswerMalformed(f"{rows} rows were asked; {len(answer.classes)} are answered.")
+    return answer
+
+
+def _read_npy(reply: Reply) -> Answer:
+    body = reply.body
+    start = PREAMBLE + int.from_bytes(body[8:PREAMBLE], "little")
+    dtype, rows = _layout(body[:start])
+    if len(body) != start + rows * dtype.itemsize:
+        raise ValueError("its length is wrong")
+    found = np.ndarray(rows, dtype, body, start)
+    return Answer(  # copies: what is asked for shall be aligned, and the caller's own
+        found["classes"].copy(),
+        found["log_probs"].copy(),
+        found["experts"].copy(),
+        found["gates"].copy(),
+        None,
+        reply.headers[b"dss-model"].decode(),
+        int(reply.headers[b"dss-model-version"]),
+    )
+
+
+@lru_cache(maxsize=256)
+def _layout(header: bytes) -> tuple[np.dtype[np.void], int]:
+    """The type of a row's record, and how many follow."""
+    stream = io.BytesIO(header)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("its .npy version is not known")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if len(shape) != 1 or dtype.names is None or dtype != records.record(_k(dtype)):
+        raise ValueError("its records are not known")
+    return dtype, shape[0]
+
+
+def _k(dtype: np.dtype[Any]) -> int:
+    return int(dtype["classes"].shape[0]) if dtype["classes"].shape else 0
+
+
+def _read_json(body: bytes) -> Answer:
+    document = orjson.loads(body)
+    answer = Answer(
+        np.array(document["classes"], np.int64),
+        np.array(document["log_probs"], np.float32),
+        np.array(document["experts"], np.int64),
+        np.array(document["gates"], np.float32),
+        document.get("labels"),
+        document["model"],
+        document["version"],
+    )
+    rows = answer.classes.shape[:1]
+    shapes = answer.log_probs.shape, answer.experts.shape, answer.gates.shape
+    if answer.classes.ndim != 2 or shapes != (answer.classes.shape, rows, rows):
+        raise ValueError("its arrays do not fit together")
+    return answer
+
+
+def joined(parts: Sequence[Answer]) -> Answer:
+    """One answer from those to its rows' parts."""
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Answer(
+        np.concatenate([part.classes for part in parts]),
+        np.concatenate([part.log_probs for part in parts]),
+        np.concatenate([part.experts for part in parts]),
+        np.concatenate([part.gates for part in parts]),
+        [row for part in labels for row in part] if labels else None,
+        parts[0].model,
+        parts[0].version,
+    )

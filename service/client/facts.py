@@ -1,0 +1,86 @@
+"""What a server says of its models. A field that a newer server adds is left out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """A version that is loaded."""
+
+    version: int
+    n_classes: int
+    hidden_size: int
+    n_experts: int
+    labels: bool  # whether its classes have names
+    created: str
+    accuracy: float | None  # on the test rows of training
+    trained_flops_speedup: float
+    flops_speedup: float | None  # of the rows answered so far; None before any
+
+
+@dataclass(frozen=True)
+class RefusedVersion:
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FoundVersion:
+    version: int
+    state: str  # loaded, loading, refused, not loaded
+    reason: str | None  # why it is refused, or what is unusual about it
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    default: bool  # whether it answers when no model is named
+    version: int | None  # that answers when none is named
+    versions: tuple[VersionInfo, ...]
+    refused: tuple[RefusedVersion, ...]
+    found: tuple[FoundVersion, ...]  # all versions, newest first
+    labels: Mapping[str, int]  # where each label points
+    label_problems: Mapping[str, str]  # why a label is not where it should be
+
+
+@dataclass(frozen=True)
+class ExpertInfo:
+    expert: int
+    classes: int
+    trained_utilization: float  # share of training's test rows
+    rows: int  # scored since the server's start
+    utilization: float | None  # rows scored per row answered; None before any
+    mean_seconds: float | None  # of one execution; None before any
+
+
+# These raise KeyError or TypeError if a document is not what it should be.
+
+
+def models(document: Any) -> list[ModelInfo]:  # noqa: ANN401
+    return [model(entry) for entry in document["models"]]
+
+
+def model(document: Any) -> ModelInfo:  # noqa: ANN401
+    nested = {
+        "versions": _all(VersionInfo, document["versions"]),
+        "refused": _all(RefusedVersion, document["refused"]),
+        "found": _all(FoundVersion, document["found"]),
+    }
+    found: ModelInfo = _one(ModelInfo, {**document, **nested})
+    return found
+
+
+def experts(document: Any) -> list[ExpertInfo]:  # noqa: ANN401
+    return list(_all(ExpertInfo, document["experts"]))
+
+
+def _all(kind: type[T], documents: Any) -> tuple[T, ...]:  # noqa: ANN401
+    return tuple(_one(kind, document) for document in documents)
+
+
+def _one(kind: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    return kind(**{field.name: document[field.name] for field in fields(kind)})
