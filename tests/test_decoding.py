@@ -1,5 +1,7 @@
 """Classes from top-k answers: the best, or drawn by their probabilities."""
 
+import subprocess
+import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -181,3 +183,12 @@ def test_sampled_sequences_are_the_same_alone(engine: Engine) -> None:
     assert len(set(map(tuple, together))) == 3
     for row in range(3):
         assert write([row], generators(5, 3)[row : row + 1]) == together[row : row + 1]
+
+
+def test_it_needs_numpy_alone() -> None:
+    code = (
+        "import sys, service.decoding\n"
+        "print({'torch', 'onnxruntime', 'numba', 'fastapi'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
