@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import click
 
+from trainer.cli_capture import FILES, capture_option
+
 INTERRUPTED = 130
 OVER_BUDGET = 1.05  # traffic on held-out rows differs a little from that in training
 
@@ -15,6 +17,7 @@ NPY = click.Path(path_type=Path)
 @click.command()
 @click.option("--task", type=click.Choice(["synthetic"]), help="One of the paper's experiments.")
 @click.option("--size", default="10x10", show_default=True, help="Super-clusters x sub-clusters.")
+@capture_option(*FILES)
 @click.option("--hidden", type=NPY, help="Vectors of your own: .npy [rows, width], fp32 or fp16.")
 @click.option("--labels", type=NPY, help="Their classes: .npy [rows].")
 @click.option("--head", type=NPY, help="The trained output layer: .npy [classes, width].")
@@ -57,11 +60,12 @@ def train(
 ) -> None:
     """Train a doubly sparse layer and write a run folder.
 
-    Either on one of the paper's experiments (--task) or on vectors of your own (--hidden, --labels
-    and, if there is one, --head; else a full softmax is learned from the labels first).
+    Either on one of the paper's experiments (--task) or on vectors of your own: those of a folder
+    that trainer.capture wrote (--capture), or those of --hidden and --labels with the output layer
+    of --head; without that a full softmax is learned from the labels first.
     """
     if (task is None) == (hidden is None):
-        raise click.UsageError("Give either --task or --hidden.")
+        raise click.UsageError("Give one of --task, --capture and --hidden.")
     from trainer.config import parse_setting, read_toml
     from trainer.train import Interrupted
 
@@ -194,6 +198,7 @@ def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
     show_default=True,
     help="How experts are stored; int8 scores all classes roughly and the best exactly.",
 )
+@capture_option("head", "bias")
 @click.option(
     "--head",
     type=click.Path(path_type=Path),
@@ -249,15 +254,9 @@ def export(
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--hidden",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Hidden vectors, rows x d .npy.",
-)
-@click.option(
-    "--labels", type=click.Path(path_type=Path), required=True, help="Their classes, .npy."
-)
+@capture_option("hidden", "labels", "head", "bias", held_out=True)
+@click.option("--hidden", type=click.Path(path_type=Path), help="Hidden vectors, rows x d .npy.")
+@click.option("--labels", type=click.Path(path_type=Path), help="Their classes, .npy.")
 @click.option(
     "--head", type=click.Path(path_type=Path), help="A full softmax's weights, classes x d .npy."
 )
@@ -266,14 +265,16 @@ def export(
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
 def evaluate(
     bundle: Path,
-    hidden: Path,
-    labels: Path,
+    hidden: Path | None,
+    labels: Path | None,
     head: Path | None,
     bias: Path | None,
     experts_searched: int,
     output: Path | None,
 ) -> None:
     """Measure BUNDLE on your vectors: accuracy, precision, cost and latency. Needs no PyTorch."""
+    if hidden is None or labels is None:
+        raise click.UsageError("Give --capture, or --hidden and --labels.")
     from trainer import measure
 
     figures = measure.evaluate(

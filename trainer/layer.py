@@ -5,12 +5,15 @@ B rows, D hidden, K experts, N classes, R kept rows of all experts together, V r
 
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainer import losses
+
+SMALLEST_GATE = torch.finfo(torch.float32).tiny
 
 
 class Output(NamedTuple):
@@ -42,7 +45,8 @@ class DSSoftmax(nn.Module):
     """A sparse mixture of sparse experts in place of a softmax's linear layer.
 
     A gate picks one expert; only the classes that expert still holds are scored. The verbs are
-    those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`.
+    those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`. Called without a target it stands
+    in for the linear layer: it gives log-probabilities of all classes, which serve as logits.
 
     Only kept rows are in memory: each of `experts` is a matrix with one row for each class it has
     not pruned, and `keys` names the (expert, class) pair of every row. A pruned class has logit 0,
@@ -54,11 +58,13 @@ class DSSoftmax(nn.Module):
         n_experts: K
         gate_noise: standard deviation of Gaussian noise on the gate's logits while training
         keys: the (expert, class) pairs to hold, ascending, each as expert * N + class; all if None
+        biased: gate and experts have one more column, which is added to their products
 
     Shape:
         - hidden: [B, D]
         - target: [B], class ids
         - output: [B]; loss: scalar; log_prob: [B, N]; predict: [B]; topk: [B, k]
+        - without a target: hidden [..., D] to log-probabilities [..., N]
     """
 
     keys: Tensor
@@ -70,18 +76,28 @@ class DSSoftmax(nn.Module):
         n_experts: int,
         gate_noise: float = 0.0,
         keys: Tensor | None = None,
+        biased: bool = False,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.n_classes = n_classes
         self.n_experts = n_experts
         self.gate_noise = gate_noise
+        self.biased = biased
         keys = torch.arange(n_experts * n_classes) if keys is None else keys
         self.register_buffer("keys", keys)  # [R]
-        self.gate = nn.Parameter(torch.empty(n_experts, in_features))
+        columns = in_features + biased
+        self.gate = nn.Parameter(torch.empty(n_experts, columns))
         sizes = torch.bincount(keys // n_classes, minlength=n_experts).tolist()
-        self.experts = nn.ParameterList(torch.empty(size, in_features) for size in sizes)
+        self.experts = nn.ParameterList(torch.empty(size, columns) for size in sizes)
         self.reset_parameters()
+
+    @staticmethod
+    def from_bundle(path: str | Path) -> "DSSoftmax":
+        """The layer of a bundle, to be a model's head: it answers as the service does."""
+        from trainer.loading import layer_from_bundle
+
+        return layer_from_bundle(Path(path))
 
     def reset_parameters(self) -> None:
         bound = self.in_features**-0.5
@@ -138,7 +154,7 @@ class DSSoftmax(nn.Module):
     # --- the sparse gate ----------------------------------------------------------------------
 
     def route(self, hidden: Tensor) -> Routing:
-        logits = hidden @ self.gate.T  # [B,K]
+        logits = self._logits(hidden, self.gate)  # [B,K]
         if self.training and self.gate_noise:
             logits = logits + self.gate_noise * torch.randn_like(logits)
         gate, expert = torch.softmax(logits, dim=1).max(dim=1)  # gradient reaches all of U
@@ -146,17 +162,32 @@ class DSSoftmax(nn.Module):
 
     # --- the sparse experts -------------------------------------------------------------------
 
+    def _logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
+        """Products of rows [b,D] with a matrix's rows [V,D], or [V,D+1] with a bias: [b,V]."""
+        if not self.biased:
+            return hidden @ matrix.T
+        return torch.addmm(matrix[:, -1], hidden, matrix[:, :-1].T)
+
     def _scored_groups(
-        self, hidden: Tensor, expert: Tensor, gate: Tensor
+        self, hidden: Tensor, expert: Tensor, gate: Tensor, k: int | None = None
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """For each expert in use: its number, its rows [b], gate * W h [b,V] and log Z [b]."""
         order = torch.argsort(expert, stable=True)  # [B]
         counts = torch.bincount(expert, minlength=self.n_experts).tolist()
-        groups = order.split(counts)
-        for number, (rows, weight) in enumerate(zip(groups, self.experts, strict=True)):
+        for number, rows in enumerate(order.split(counts)):
             if len(rows):
-                scores = gate[rows, None] * (hidden[rows] @ weight.T)  # [b,V]
-                yield number, rows, scores, self._logsumexp(scores)
+                yield number, rows, *self._scores(number, hidden[rows], gate[rows], k)
+
+    def _scores(
+        self, number: int, hidden: Tensor, gate: Tensor, k: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """An expert's gate * W h [b,V] and log Z [b].
+
+        With a k the k best are to be answered; a layer that does not score all may then say -inf.
+        """
+        del k
+        scores = gate[:, None] * self._logits(hidden, self.experts[number])  # [b,V]
+        return scores, self._logsumexp(scores)
 
     def _logsumexp(self, scores: Tensor) -> Tensor:
         present = scores.logsumexp(dim=1)  # [b]; -inf for an expert without classes
@@ -165,7 +196,16 @@ class DSSoftmax(nn.Module):
             return present
         return torch.logaddexp(present, present.new_tensor(absent).log())
 
-    def forward(self, hidden: Tensor, target: Tensor, routing: Routing | None = None) -> Output:
+    def forward(
+        self, hidden: Tensor, target: Tensor | None = None, routing: Routing | None = None
+    ) -> Output | Tensor:
+        """Log-probabilities and loss of the targets; without any, log-probabilities of all classes.
+
+        The latter for hidden of any shape [..., D], and of any precision.
+        """
+        if target is None:
+            rows = hidden.reshape(-1, hidden.shape[-1]).to(self.gate.dtype)  # [B,D]
+            return self.log_prob(rows).reshape(*hidden.shape[:-1], self.n_classes)
         if len(target) and not 0 <= target.min() <= target.max() < self.n_classes:
             raise ValueError(f"target values must be in 0..{self.n_classes - 1}")
         expert, gate = routing if routing is not None else self.route(hidden)
@@ -200,7 +240,7 @@ class DSSoftmax(nn.Module):
         order, losses_of_rows = [], []
         for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
             with torch.no_grad():
-                logits = hidden[rows] @ teacher.head[classes[number]].T  # [b,V]
+                logits = self._logits(hidden[rows], teacher.head[classes[number]])  # [b,V]
                 wanted = teacher.weight * (logits - teacher.logsumexp[rows, None]).exp()
                 wanted += (1 - teacher.weight) * (target[rows, None] == classes[number])
             losses_of_rows.append(logsumexp - (wanted * scores).sum(dim=1))
@@ -248,7 +288,10 @@ class DSSoftmax(nn.Module):
             raise ValueError(f"k must be in 1..{reachable}, the number of classes held")
         if not 1 <= experts <= self.n_experts:
             raise ValueError(f"experts must be in 1..{self.n_experts}")
-        gates, ranked = torch.softmax(hidden @ self.gate.T, dim=1).sort(1, descending=True)  # [B,K]
+        logits = self._logits(hidden, self.gate)  # [B,K]
+        # By logit: gates far behind the best underflow to equal zeros.
+        ranked = logits.sort(dim=1, descending=True, stable=True).indices  # [B,K]
+        gates = torch.softmax(logits, dim=1).gather(1, ranked).clamp_min(SMALLEST_GATE)
         best = hidden.new_full((len(hidden), self.n_classes), -torch.inf)  # [B,N]
         for rank in range(self.n_experts):
             searched = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
@@ -258,7 +301,7 @@ class DSSoftmax(nn.Module):
             if not len(todo):
                 break
             distrust = (gates[todo, rank] / gates[todo, 0]).log()
-            groups = self._scored_groups(hidden[todo], ranked[todo, rank], gates[todo, 0])
+            groups = self._scored_groups(hidden[todo], ranked[todo, rank], gates[todo, 0], k)
             for number, rows, scores, logsumexp in groups:
                 classes = self.class_of_row[self.expert_of_row == number]
                 found = scores - logsumexp[:, None] + distrust[rows, None]  # [b,V]
