@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from service import bars
 from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import evaluate, mitosis, runs
@@ -228,7 +228,7 @@ def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) ->
         kept = np.load(file, allow_pickle=False)
         if len(kept) == n_rows:
             return torch.from_numpy(kept)
-    parts = tqdm(list(chunks(n_rows, SCORED_AT_ONCE)), desc="full softmax", disable=None)
+    parts = bars.each(list(chunks(n_rows, SCORED_AT_ONCE)), "full softmax")
     found = torch.cat(
         [(rows[torch.arange(part.start, part.stop)] @ head.T).logsumexp(dim=1) for part in parts]
     )
