@@ -74,6 +74,18 @@ def each(items: Sequence[Item], description: str, *, steady: bool = False) -> It
             shown.advance()
 
 
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Take the bars off the screen while something else is written."""
+    if _display is not None:
+        _display.stop()
+    try:
+        yield
+    finally:
+        if _display is not None:
+            _display.start()
+
+
 def stop() -> None:
     """Clear the display, if there is one: a loop that failed may have left it."""
     global _display
@@ -99,8 +111,7 @@ def _start(steady: bool) -> "Progress":
         auto_refresh=not steady,
         expand=True,
         transient=True,
-        # A result that goes to a file goes there; on the same screen it must not cross the bars.
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=False,  # it may be a file
     )
     _display.start()
     return _display

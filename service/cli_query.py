@@ -308,8 +308,8 @@ def _drawings(answer: Answer, first: int) -> "list[RenderableType]":
     for row, (classes, log_probs) in enumerate(
         zip(answer.classes.tolist(), answer.log_probs.tolist(), strict=True)
     ):
-        title = Text(f"row {first + row}", style="bold")
-        title.append(f"  expert {answer.experts[row]}, gate {answer.gates[row]:.4f}", style="dim")
+        where = f"  expert {answer.experts[row]}, gate {answer.gates[row]:.4f}"
+        title = Text.assemble((f"row {first + row}", "bold"), (where, "dim"))
         answers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         answers.add_column("class", justify="right", style="cyan", no_wrap=True)
         if answer.labels is not None:

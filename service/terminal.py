@@ -7,7 +7,7 @@ forbid them. rich is imported where something is drawn, and nowhere else.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
@@ -75,18 +75,3 @@ def facts(pairs: Iterable[tuple[str, str]]) -> "Table":
 
 def show_json(content: Any) -> None:  # noqa: ANN401
     click.echo(json.dumps(content, indent=2))
-
-
-def say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-def teller(as_json: bool) -> Callable[[str], None]:
-    """How a command tells what it finds on the way: that is its result, unless JSON is."""
-    return say if as_json else click.echo
-
-
-def suggest(command: str) -> None:
-    """What comes next in the story, for whoever looks on."""
-    if is_terminal(sys.stderr):
-        say(click.style(f"Next: {command}", dim=True))

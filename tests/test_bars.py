@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from service import bars
+from service import bars, messages
 
 
 class Terminal(io.StringIO):
@@ -77,3 +77,19 @@ def test_a_loop_that_fails_leaves_the_terminal_as_it_was(monkeypatch: pytest.Mon
     assert bars._display is None
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is shown again
     assert sys.stderr is terminal
+
+
+def test_bars_make_room_for_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    terminal = with_terminal(monkeypatch)
+    with bars.bar("working", 2, steady=True) as bar:
+        messages.print_line("a line of the result")
+        before = len(terminal.getvalue())
+        messages.say("in between")
+        said = terminal.getvalue()[before:]
+        bar.advance()
+    cleared = said.index("\x1b[2K")  # the bar's line, and the bar comes again below
+    assert cleared < said.index("in between\n") < said.rindex("working")
+    assert capfd.readouterr().out == "a line of the result\n"
+    assert bars._display is None

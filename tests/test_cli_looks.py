@@ -150,6 +150,14 @@ def test_bars_stay_out_of_a_result(bundle: Path, tmp_path: Path) -> None:
     assert "top 10" in table and "reachable recall" in table
 
 
+def test_lines_that_come_bit_by_bit_on_a_terminal(bundle: Path) -> None:
+    arguments = ("bench", "engine", bundle, "--batch", "1,2", "--seconds", 0.01)
+    done = on_terminal(*arguments)
+    assert done.returncode == 0, done.stdout
+    lines = [plain(line).split() for line in done.stdout.splitlines()]
+    assert [line[4] for line in lines if line[:1] == ["auto"]] == ["1", "2"]
+
+
 # --- JSON ------------------------------------------------------------------------------------
 
 

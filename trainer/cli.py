@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import click
 
-from service.terminal import json_option, show_json, suggest
+from service.messages import suggest
+from service.terminal import json_option, show_json
 from trainer.cli_results import export_facts, show_evaluation, show_training
 
 INTERRUPTED = 130

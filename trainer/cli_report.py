@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from service.terminal import json_option, say, show_json
+from service.messages import say
+from service.terminal import json_option, show_json
 
 FOLDER = click.Path(path_type=Path)
 

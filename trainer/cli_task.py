@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from service import bars
-from service.terminal import json_option, say, show_json, teller
+from service.messages import say, teller
+from service.terminal import json_option, show_json
 from trainer.cli import INTERRUPTED
 from trainer.cli_options import comparison_options
 

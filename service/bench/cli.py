@@ -11,7 +11,8 @@ import click
 
 from service import bars
 from service.errors import DSSError
-from service.terminal import json_option, say, show_json, teller
+from service.messages import say, teller
+from service.terminal import json_option, show_json
 
 if TYPE_CHECKING:
     import numpy as np
