@@ -40,8 +40,8 @@ COPY models/demo /models/demo
 RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
 
 
-# Nothing that runs is taken away, only tests, debuggers' symbols, and what onnxruntime has for
-# those who convert models or link to it from C.
+# Nothing that runs is taken away, only tests, debuggers' symbols, the languages whose source code rich could
+# highlight, and what onnxruntime has for those who convert models or link to it from C.
 # Loops are compiled here, for the processor of the machine that builds. On another kind of processor a
 # container compiles its own when it starts, which takes some seconds.
 FROM service-packages AS service-venv
@@ -53,6 +53,7 @@ RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl
     && find . -depth -type d \( -name tests -o -path ./onnx/backend/test \) -exec rm -r {} + \
     && rm -r onnxruntime/capi/libonnxruntime.so.* onnxruntime/datasets onnxruntime/quantization \
         onnxruntime/tools onnxruntime/transformers \
+    && find pygments/lexers -name "*.py" ! -name __init__.py ! -name _mapping.py -delete \
     && find llvmlite ml_dtypes uvloop httptools -name '*.so' -exec strip --strip-unneeded {} + \
     && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m service.compile_cache --all
 

@@ -1,82 +1,35 @@
-"""The command `dss`. Serving commands live here; others are found as `dss.commands` entry points.
+"""The command `dss`. Serving commands live here; `service/commands.py` finds those of others."""
 
-Training commands need torch, which a serving install does not have, so an entry point is imported
-only when its command runs or help lists it.
-"""
-
-import json
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import click
 
-from service.errors import DSSError
+from service.cli_query import query
+from service.commands import Commands
+from service.completion import NAME, completion
+from service.terminal import draws, json_option, show, show_json
 
-ENTRY_POINTS = "dss.commands"
 SECTIONS = {  # flags of `dss serve` that are settings of a section
     "keys_file": ("access", "keys_file"),
     "tls_cert": ("tls", "cert"),
     "tls_key": ("tls", "key"),
     "tls_ca": ("tls", "ca"),
 }
-EXTRA = "doubly-sparse-softmax[train]"
 
 
-class Commands(click.Group):
-    """A group that finds more commands by entry point, and says named failures in one sentence."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_entry_points()})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        entry_point = _entry_points().get(cmd_name)
-        if entry_point is None:
-            return None
-        try:
-            command: click.Command = entry_point.load()
-        except ImportError as error:
-            return _missing(cmd_name, error.name)
-        return command
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except DSSError as error:
-            raise click.ClickException(str(error)) from error
-        except ModuleNotFoundError as error:
-            raise click.ClickException(_needs(ctx.invoked_subcommand, error.name)) from error
-
-
-def _entry_points() -> dict[str, EntryPoint]:
-    return {found.name: found for found in entry_points(group=ENTRY_POINTS)}
-
-
-def _needs(command: str | None, module: str | None) -> str:
-    return f"dss {command} needs {module or 'a package'}: install {EXTRA}."
-
-
-def _missing(name: str, module: str | None) -> click.Command:
-    """Stands in for a command that cannot be imported, and says what to install."""
-
-    def refuse(**_: object) -> None:
-        raise click.ClickException(_needs(name, module))
-
-    return click.Command(
-        name,
-        callback=refuse,
-        short_help=f"(install {EXTRA})",
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        add_help_option=False,
-    )
-
-
-@click.group(cls=Commands)
+@click.group(
+    name=NAME,
+    cls=Commands,
+    epilog="Exit status: 0 done; 1 failed, and one sentence says why; 2 wrong usage; 130"
+    " interrupted.",
+)
 @click.version_option(package_name="doubly-sparse-softmax")
 def cli() -> None:
     """Train a doubly sparse softmax and serve its top-k."""
+
+
+cli.add_command(query)
+cli.add_command(completion)
 
 
 @cli.command()
@@ -136,7 +89,7 @@ def _nested(flags: dict[str, object]) -> dict[str, object]:
 
 @cli.group(name="keys")
 def keys_group() -> None:
-    """API keys for a server's key file."""
+    """Make API keys for a server's key file."""
 
 
 @keys_group.command(name="new")
@@ -148,11 +101,19 @@ def keys_group() -> None:
     default=["query"],
     show_default=True,
 )
-def new_key(name: str, scopes: tuple[str, ...]) -> None:
-    """Make a key. Its entry for the key file goes to stdout, the key itself to stderr."""
+@json_option
+def new_key(name: str, scopes: tuple[str, ...], as_json: bool) -> None:
+    """Make a key. Its entry for the key file goes to stdout, the key itself to stderr.
+
+    With --json the key is printed with the rest.
+    """
     from service import keys
 
     token = keys.new()
+    if as_json:
+        key = keys.make(name, token, scopes)
+        show_json({"key": token, **key.model_dump(), "scopes": sorted(key.scopes)})
+        return
     click.echo(keys.entry(name, token, scopes))
     click.echo(f"The key, which is shown only now:\n{token}", err=True)
 
@@ -162,7 +123,8 @@ BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 
 @cli.command()
 @BUNDLE
-def verify(bundle: Path) -> None:
+@json_option
+def verify(bundle: Path, as_json: bool) -> None:
     """Check a bundle: every file, every graph, and that it answers."""
     import numpy as np
 
@@ -177,25 +139,33 @@ def verify(bundle: Path) -> None:
     engine.topk(rows, 1)
     if opened.head is not None:
         Engine(opened.head).topk(rows, 1)
-    click.echo(
-        f"{bundle} is a good bundle: {engine.n_classes} classes in {engine.n_experts} experts."
-    )
+    classes, experts = engine.n_classes, engine.n_experts
+    if as_json:
+        show_json({"bundle": str(bundle), "good": True, "classes": classes, "experts": experts})
+        return
+    good = click.style("good", fg="green", bold=True)
+    click.echo(f"{bundle} is a {good} bundle: {classes} classes in {experts} experts.")
 
 
 @cli.command()
 @BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Describe a bundle: classes, experts, sizes, utilization, copies, speedup."""
+    """Describe a bundle: classes, experts, traffic, speedup, size."""
     from service import inspection
     from service.bundle import read
 
     facts = inspection.describe(read(bundle))
-    click.echo(json.dumps(facts, indent=2) if as_json else inspection.table(facts))
+    if as_json:
+        show_json(facts)
+    elif draws():
+        show(inspection.drawing(facts))
+    else:
+        click.echo(inspection.table(facts))
 
 
 def main() -> None:
-    cli()
+    cli(prog_name=NAME)
 
 
 if __name__ == "__main__":

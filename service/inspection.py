@@ -1,10 +1,14 @@
 """A bundle described for people: `dss inspect`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from service import terminal
 from service.bundle import Bundle, flops_speedup
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -45,23 +49,7 @@ def table(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['path']}",
         "",
-        _line("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
-        _line("hidden size", f"{facts['hidden_size']:,}"),
-        _line(
-            "experts",
-            f"{len(facts['experts']):,}"
-            + (f", {approximated:,} of them approximated by SVD" if approximated else ""),
-        ),
-        _line("speedup", f"{facts['flops_speedup']:.2f}x fewer FLOPs than a full softmax"),
-        _line("accuracy", _accuracy(facts)),
-        _line("copies", f"{facts['mean_copies']:.3f} per class"),
-        *(
-            _line("", f"{number:,} classes in {count} {'expert' if count == '1' else 'experts'}")
-            for count, number in facts["copies"].items()
-        ),
-        *([_line("head", "shipped, to compare answers with")] if facts["head"] else []),
-        _line("size", f"{facts['bytes']:,} bytes"),
-        _line("created", f"{facts['created']}, format {facts['format_version']}"),
+        *(f"{name:<12} {value}".rstrip() for name, value in _summary(facts)),
         "",
         f"{'expert':>6}  {'classes':>9}"
         + (f"  {'cost':>9}" if approximated else "")
@@ -76,8 +64,51 @@ def table(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, value: str) -> str:
-    return f"{name:<12} {value}".rstrip()
+def drawing(facts: dict[str, Any]) -> "RenderableType":
+    """The same for a terminal: a bar for each expert's share of the traffic."""
+    from rich import box
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    approximated = facts["approximated"]
+    experts = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("expert", "classes", *(["cost"] if approximated else []), "utilization"):
+        experts.add_column(title, justify="right", no_wrap=True)
+    experts.add_column()
+    busiest = max(row["utilization"] for row in facts["experts"]) or 1.0
+    for row in facts["experts"]:
+        cost = [f"{row['cost']:,.1f}"] if approximated else []
+        share = row["utilization"]
+        filled = ProgressBar(busiest, share, width=30, complete_style="cyan", finished_style="cyan")
+        cells = [str(row["expert"]), f"{row['classes']:,}", *cost, f"{share:.2%}"]
+        experts.add_row(*cells, filled)
+    path = Text(facts["path"], style="bold")
+    return Group(path, Text(), terminal.facts(_summary(facts)), Text(), experts)
+
+
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    approximated = facts["approximated"]
+    return [
+        ("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
+        ("hidden size", f"{facts['hidden_size']:,}"),
+        (
+            "experts",
+            f"{len(facts['experts']):,}"
+            + (f", {approximated:,} of them approximated by SVD" if approximated else ""),
+        ),
+        ("speedup", f"{facts['flops_speedup']:.2f}x fewer FLOPs than a full softmax"),
+        ("accuracy", _accuracy(facts)),
+        ("copies", f"{facts['mean_copies']:.3f} per class"),
+        *(
+            ("", f"{number:,} classes in {count} {'expert' if count == '1' else 'experts'}")
+            for count, number in facts["copies"].items()
+        ),
+        *([("head", "shipped, to compare answers with")] if facts["head"] else []),
+        ("size", f"{facts['bytes']:,} bytes"),
+        ("created", f"{facts['created']}, format {facts['format_version']}"),
+    ]
 
 
 def _accuracy(facts: dict[str, Any]) -> str:

@@ -108,12 +108,16 @@ def new() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def entry(name: str, token: str, scopes: Iterable[str]) -> str:
-    """What to write into a key file for this token, without the token."""
+def make(name: str, token: str, scopes: Iterable[str]) -> Key:
     try:
-        key = Key.model_validate({"name": name, "key": token, "scopes": list(scopes)})
+        return Key.model_validate({"name": name, "key": token, "scopes": list(scopes)})
     except ValidationError as error:
         raise KeysWrong(f"This cannot be a key: {_place(error)}.") from None
+
+
+def entry(name: str, token: str, scopes: Iterable[str]) -> str:
+    """What to write into a key file for this token, without the token."""
+    key = make(name, token, scopes)
     listed = ", ".join(f'"{scope}"' for scope in sorted(key.scopes))
     return f'[[keys]]\nname = "{key.name}"\nsha256 = "{key.sha256}"\nscopes = [{listed}]\n'
 

@@ -93,6 +93,10 @@ class Manifest(BaseModel):
 
 def read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
+    if not path.exists():
+        raise errors.BundleMissing(
+            f"There is no folder {path}; a bundle is one such as models/demo/1."
+        )
     if not file.is_file():
         raise errors.BundleMissing(f"{path} holds no {MANIFEST}, so it is not a bundle.")
     check_within(path, MANIFEST)

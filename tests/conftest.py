@@ -17,6 +17,10 @@ from service.engine import Engine
 # Tests run side by side, one thread each; set before torch is imported by any test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Whoever runs the tests may like colours or not; what commands print must not depend on it.
+for name in ("FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(name, None)
+
 # Each httpx.get() would read all the authorities of the world again, which takes 40 ms; tests ask
 # this host, mostly without TLS.
 transports = httpx._transports.default

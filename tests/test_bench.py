@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_asked_are_refused(tmp_path: Path) -> None:
 def test_the_engine_is_swept(tmp_path: Path) -> None:
     result = dss(
         "bench", "engine", DEMO, "--batch", "1,8", "--experts", "1,2", "--seconds", 0.05,
-        "--json", tmp_path / "engine.json", "--plot", tmp_path / "engine.svg",
+        "--out", tmp_path / "engine.json", "--plot", tmp_path / "engine.svg",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "8 samples of the bundle" in result.stdout
@@ -295,7 +295,7 @@ def test_the_engine_is_swept(tmp_path: Path) -> None:
         (("--backend", "gpu"), ("--backend", "onnx")),
         (("--k", "100000"), ("k is 100000",)),
         (("--plot", "picture.bmp"), ("--plot", ".svg")),
-        (("--json", "no/such/folder.json"), ("no/such",)),
+        (("--out", "no/such/folder.json"), ("no/such",)),
     ],
 )
 def test_what_the_engine_cannot_be_asked_is_refused(
@@ -328,7 +328,7 @@ def assert_sane(point: dict[str, Any]) -> None:
 def test_a_bundle_is_served_and_loaded(tmp_path: Path) -> None:
     result = dss(
         "bench", "http", DEMO, *SHORT, "--batch", "1,8", "--concurrency", "4", "--generators", "2",
-        "--json", tmp_path / "http.json", "--plot", tmp_path / "http.svg",
+        "--out", tmp_path / "http.json", "--plot", tmp_path / "http.svg",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "8 samples of the bundle" in result.stdout
@@ -347,7 +347,7 @@ def test_a_bundle_is_served_and_loaded(tmp_path: Path) -> None:
 def test_a_running_server_is_loaded(server: Running, tmp_path: Path) -> None:
     result = dss(
         "bench", "http", server.url, *SHORT, "--model", "plain", "--format", "json", "--k", "3",
-        "--batch", "2", "--concurrency", "2", "--json", tmp_path / "http.json",
+        "--batch", "2", "--concurrency", "2", "--out", tmp_path / "http.json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "noise" in result.stdout

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from tiny import write_tiny
 
-from service import cli
+from service import cli, commands
 from service.bundle import Bundle
 
 
@@ -121,13 +121,13 @@ def test_wrong_usage_is_2() -> None:
 
 
 def entry_point(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name=name, value=value, group=cli.ENTRY_POINTS)
+    return EntryPoint(name=name, value=value, group=commands.ENTRY_POINTS)
 
 
 def test_more_commands_come_from_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the command that runs is imported."""
     found = [entry_point("look", "service.cli:inspect"), entry_point("bad", "no_such_module:x")]
-    monkeypatch.setattr(cli, "entry_points", lambda group: found if group else [])
+    monkeypatch.setattr(commands, "entry_points", lambda group: found if group else [])
     result = CliRunner().invoke(cli.cli, ["look", "--help"])
     assert result.exit_code == 0
     assert "Describe a bundle" in result.output
@@ -137,7 +137,7 @@ def test_a_command_without_its_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     missing = entry_point("train", "no_such_module.cli:train")
-    monkeypatch.setattr(cli, "entry_points", lambda group: [missing] if group else [])
+    monkeypatch.setattr(commands, "entry_points", lambda group: [missing] if group else [])
     for arguments in (["train"], ["train", "--task", "synthetic"], ["train", "--help"]):
         result = CliRunner().invoke(cli.cli, arguments)
         assert result.exit_code == 1

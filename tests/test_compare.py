@@ -91,7 +91,7 @@ def test_the_command(files: Path, tmp_path: Path) -> None:
         files,
         *("--test-hidden", files / "test.npy", "--test-labels", files / "test.labels.npy"),
         *("--bundle", f"mine={files / 'bundle'}", "--methods", "full,svd"),
-        *("--rows", 100, "--json", out),
+        *("--rows", 100, "--out", out),
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
@@ -116,6 +116,14 @@ def test_the_command(files: Path, tmp_path: Path) -> None:
     tested = {p["name"]: p for p in points if p["method"] == "svd" and p["split"] == "test"}
     assert {point["paper"] for point in tested.values()} >= {"SVD-10", "SVD-50"}
     assert sum(point["chosen"] for point in tested.values()) == 1
+
+
+def test_figures_are_printed_too_if_asked_for(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = command(files, "--methods", "full", "--rows", 50, "--no-latency", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(out.read_text())
+    assert "valid full" in done.stderr  # what is told on the way goes elsewhere
 
 
 def test_figures_by_hand(files: Path) -> None:
@@ -227,14 +235,14 @@ def test_a_method_without_its_package_is_skipped(
         (["--bundle", "a=b", "--bundle", "a=c"], 2, "given twice"),
         (["--test-hidden", "{files}/test.npy"], 2, "go together"),
         (["--rows", "0"], 2, "0"),
-        (["--json", "{files}"], 1, "cannot be written"),
+        (["--out", "{files}"], 1, "cannot be written"),
     ],
 )
 def test_bad_input_is_a_sentence_and_writes_nothing(
     files: Path, tmp_path: Path, more: list[str], code: int, sentence: str
 ) -> None:
     changes = [text.format(files=files) for text in more]
-    done = command(files, "--json", tmp_path / "out.json", *changes)
+    done = command(files, "--out", tmp_path / "out.json", *changes)
     assert done.returncode == code
     assert sentence in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())

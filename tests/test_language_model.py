@@ -449,8 +449,10 @@ def test_the_command_finds_its_data_by_flag_or_variable(tmp_path: Path, data: Pa
     by_flag = dss(*TASK, "--data", data, "--out", tmp_path / "a", *small)
     assert by_flag.returncode == 0, by_flag.stderr
     assert "16 classes; full softmax on the test words: perplexity" in by_flag.stdout
-    by_variable = dss(*TASK, "--out", tmp_path / "b", *small, DSS_DATA=str(data))
+    by_variable = dss(*TASK, "--out", tmp_path / "b", *small, "--json", DSS_DATA=str(data))
     assert by_variable.returncode == 0, by_variable.stderr
+    assert json.loads(by_variable.stdout)["n_classes"] == 16
+    assert "16 classes" in by_variable.stderr
     names = ("encoder.json", "config.json", "hidden/train.npy")
     assert all(
         (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names

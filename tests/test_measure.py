@@ -68,7 +68,7 @@ class Case:
     def arguments(self) -> list[str]:
         paths = {"--hidden": self.hidden, "--labels": self.labels, "--head": self.head}
         options = [text for option, path in paths.items() for text in (option, str(path))]
-        return ["evaluate", str(self.bundle), *options, "--json", str(self.out)]
+        return ["evaluate", str(self.bundle), *options, "--out", str(self.out)]
 
 
 @pytest.fixture

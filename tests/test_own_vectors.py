@@ -68,7 +68,7 @@ def test_from_arrays_to_a_served_layer(files: Path, tmp_path: Path) -> None:
     assert (answer.classes[:, 0] == labels).mean() == pytest.approx(summary["accuracy"], abs=1e-9)
     report = tmp_path / "report.json"
     evaluated = dss(
-        *("evaluate", tmp_path / "models" / "own" / "1", "--json", report),
+        *("evaluate", tmp_path / "models" / "own" / "1", "--out", report),
         *("--hidden", files / "valid.npy", "--labels", files / "valid.labels.npy"),
         *("--head", files / "head.npy"),
     )

@@ -82,8 +82,9 @@ def test_what_is_finished_is_not_done_again(run: Path) -> None:
         if path.is_file()
     }
     results = (run / runs.RESULTS).read_text()
-    done = dss(*command(run.parent), "--resume")
+    done = dss(*command(run.parent), "--resume", "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"run": str(run), **json.loads(results)}
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert (run / runs.RESULTS).read_text() == results
 

@@ -5,7 +5,10 @@ from typing import Any, Literal
 
 import click
 
+from service.messages import suggest
+from service.terminal import json_option, show_json
 from trainer.cli_capture import FILES, capture_option
+from trainer.cli_results import export_facts, show_evaluation, show_training
 
 INTERRUPTED = 130
 OVER_BUDGET = 1.05  # traffic on held-out rows differs a little from that in training
@@ -48,6 +51,7 @@ NPY = click.Path(path_type=Path)
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @click.option("--baseline/--no-baseline", default=True, help="Also train a full softmax.")
+@json_option
 def train(
     task: str | None,
     hidden: Path | None,
@@ -93,6 +97,7 @@ def _train_synthetic(
     out: Path | None,
     resume: bool,
     baseline: bool,
+    as_json: bool,
     **_: object,
 ) -> None:
     from trainer.config import make_config
@@ -106,7 +111,8 @@ def _train_synthetic(
     name = f"synthetic-{size}-{chosen.seed}" + (f"-no-{ablate}" if ablate else "")
     folder = out or Path("runs") / name
     summary = synthetic.run(parsed, chosen, folder, resume=resume, baseline=baseline)
-    _say(folder, summary, f"purity {summary['purity']:.4f}")
+    show_training(folder, summary, as_json)
+    suggest(f"dss export {folder} models/NAME/1")
 
 
 def _train_vectors(
@@ -123,6 +129,7 @@ def _train_vectors(
     rows: float | None,
     out: Path | None,
     resume: bool,
+    as_json: bool,
     **_: object,
 ) -> None:
     from trainer.config import METHOD_DEFAULTS, VectorsConfig, make_config
@@ -155,23 +162,14 @@ def _train_vectors(
     files = {name: str(path) for name, path in given.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
     summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
-    _say(folder, summary, f"{summary['mean_rows']:.1f} classes per answer")
+    show_training(folder, summary, as_json)
     if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
         click.echo(
             f"This is over the budget of {summary['rows_asked']:.1f} classes per answer:"
             " train for more epochs, or allow more.",
             err=True,
         )
-
-
-def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
-    full = summary["full_accuracy"]
-    click.echo(
-        f"{folder}: accuracy {summary['accuracy']:.4f}"
-        + (f" (full softmax {full:.4f})" if full is not None else "")
-        + f", {more}, copies {summary['mean_copies']:.3f},"
-        f" FLOPs speedup {summary['flops_speedup']:.2f}x in {summary['seconds']:.0f} s"
-    )
+    suggest(f"dss export {folder} models/NAME/1")
 
 
 @click.command()
@@ -205,6 +203,7 @@ def _say(folder: Path, summary: dict[str, Any], more: str) -> None:
     help="The full softmax's matrix (.npy), shipped so that a server can compare its answers.",
 )
 @click.option("--bias", type=click.Path(path_type=Path), help="The head's bias, if it has one.")
+@json_option
 def export(
     run: Path,
     destination: Path,
@@ -215,8 +214,11 @@ def export(
     precision: Literal["fp32", "fp16", "int8"],
     head: Path | None,
     bias: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write the bundle of a finished RUN to DESTINATION, e.g. models/NAME/1, and check it.
+    """Turn a finished RUN into a checked bundle at DESTINATION.
+
+    A server finds it there if DESTINATION is models/NAME/1, or 2 and so on for later versions.
 
     With --svd-window and --svd-share large experts are approximated by SVD-softmax.
     """
@@ -236,6 +238,9 @@ def export(
         raise click.UsageError("--bias goes with --head.")
     shipped = None if head is None else open_head(head, bias)
     written = export_run(run, destination, labels, approximation, precision, shipped)
+    if as_json:
+        show_json(export_facts(written, destination))
+        return
     manifest = written.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
     layer = "approximated layer" if any(written.previews) else "layer"
@@ -250,6 +255,7 @@ def export(
     )
     if approximation is not None:
         click.echo(words_on_approximation(written, approximation))
+    suggest(f"dss serve --models {destination.parent.parent}")
 
 
 @click.command()
@@ -262,7 +268,8 @@ def export(
 )
 @click.option("--bias", type=click.Path(path_type=Path), help="Its bias, .npy.")
 @click.option("--experts-searched", type=int, default=1, show_default=True, help="For each row.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
+@click.option("--out", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
+@json_option
 def evaluate(
     bundle: Path,
     hidden: Path | None,
@@ -271,8 +278,12 @@ def evaluate(
     bias: Path | None,
     experts_searched: int,
     output: Path | None,
+    as_json: bool,
 ) -> None:
-    """Measure BUNDLE on your vectors: accuracy, precision, cost and latency. Needs no PyTorch."""
+    """Measure a BUNDLE on your vectors: accuracy, cost and latency.
+
+    Precision is against the full softmax, if --head gives it. Needs no PyTorch.
+    """
     if hidden is None or labels is None:
         raise click.UsageError("Give --capture, or --hidden and --labels.")
     from trainer import measure
@@ -286,4 +297,4 @@ def evaluate(
         experts_searched=experts_searched,
         output=output,
     )
-    click.echo(measure.table(figures))
+    show_evaluation(figures, as_json)

@@ -5,6 +5,9 @@ from typing import Any
 
 import click
 
+from service import bars
+from service.messages import say, teller
+from service.terminal import json_option, show_json
 from trainer.cli import INTERRUPTED, NPY
 from trainer.cli_options import comparison_options
 
@@ -40,11 +43,12 @@ def parse_bundles(_: click.Context, __: click.Parameter, texts: tuple[str, ...])
 @comparison_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Of samples and batches.")
 @click.option(
-    "--work", type=click.Path(path_type=Path), help="What is finished.  [default: beside --json]"
+    "--work", type=click.Path(path_type=Path), help="What is finished.  [default: beside --out]"
 )
 @click.option(
-    "--json", "output", type=click.Path(path_type=Path), required=True, help="Where figures go."
+    "--out", "output", type=click.Path(path_type=Path), required=True, help="JSON file of figures."
 )
+@json_option
 def compare(
     hidden: Path,
     labels: Path,
@@ -57,12 +61,13 @@ def compare(
     methods: str | None,
     work: Path | None,
     output: Path,
+    as_json: bool,
     **settings: Any,
 ) -> None:
-    """Measure the methods people use instead, and bundles, on the same vectors.
+    """Measure bundles beside the methods people use instead.
 
-    Every method is swept over its own dial on validation rows; the same command goes on where a
-    stopped one was.
+    All on the same vectors, and every method is swept over its own dial on validation rows. The
+    same command goes on where a stopped one was.
     """
     if (test_hidden is None) != (test_labels is None):
         raise click.UsageError("--test-hidden and --test-labels go together.")
@@ -95,11 +100,15 @@ def compare(
             bundles=bundles,
             methods=None if methods is None else methods.split(","),
             options=Options(**given),
-            say=click.echo,
+            say=teller(as_json),
         )
     except KeyboardInterrupt:
-        click.echo(f"Stopped; what is finished is in {folder}: the same command goes on.", err=True)
+        bars.stop()
+        say(f"Stopped; what is finished is in {folder}: the same command goes on.")
         raise SystemExit(INTERRUPTED) from None
     write_json(output, figures)
+    if as_json:
+        show_json(figures)
+        return
     chosen = sum(point.get("chosen", False) for point in figures["points"])
     click.echo(f"{output}: {len(figures['points'])} points, {chosen} of them chosen")

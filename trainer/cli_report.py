@@ -2,8 +2,12 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
+
+from service.messages import say
+from service.terminal import json_option, show_json
 
 FOLDER = click.Path(path_type=Path)
 
@@ -13,25 +17,36 @@ FOLDER = click.Path(path_type=Path)
 @click.option("--out", type=FOLDER, help="Folder for the page.  [default: runs/report]")
 @click.option("--numbers", type=FOLDER, help="Also write headline and tables as JSON there.")
 @click.option("--markdown", is_flag=True, help="Print the headline tables as Markdown.")
-def report(runs: tuple[Path, ...], out: Path | None, numbers: Path | None, markdown: bool) -> None:
-    """Show finished RUNs: accuracy against cost, the paper's tables beside ours, the experts.
+@json_option
+def report(
+    runs: tuple[Path, ...], out: Path | None, numbers: Path | None, markdown: bool, as_json: bool
+) -> None:
+    """Draw finished RUNs on one page: accuracy, cost, experts.
 
-    A RUN is the folder of a language-model task or of one trained layer. The page, report.html,
-    needs nothing else; its pictures lie beside it, and report.json has every number shown.
-    --numbers and --markdown alone write no page.
+    Accuracy against cost, the paper's tables beside ours, and what the experts hold. A RUN is the
+    folder of a language-model task or of one trained layer. The page, report.html, needs nothing
+    else; its pictures lie beside it, and report.json has every number shown. --numbers and
+    --markdown alone write no page.
     """
+    if markdown and as_json:
+        raise click.UsageError("Give either --markdown or --json.")
     if out is None and numbers is None and not markdown:
         out = Path("runs/report")
     from trainer import report as reports
     from trainer.files import write_json
 
     summaries = reports.summaries(reports.gather(runs)) if numbers or markdown else []
+    told: dict[str, Any] = {"page": None, "numbers": None, "runs": summaries}
     if out is not None:
         command = shlex.join(["dss", "report", *map(str, runs), "--out", str(out)])
         written = reports.write(runs, out, command)
-        click.echo(f"{out / reports.PAGE}: {len(written.pictures)} pictures", err=True)
+        say(f"{out / reports.PAGE}: {len(written.pictures)} pictures")
+        told |= {"page": str(out / reports.PAGE), "runs": written.numbers["runs"]}
     if numbers is not None:
         command = shlex.join(["dss", "report", *map(str, runs), "--numbers", str(numbers)])
         write_json(numbers, {"command": command, "runs": summaries})
+        told["numbers"] = str(numbers)
     if markdown:
         click.echo(reports.markdown(summaries))
+    if as_json:
+        show_json(told)

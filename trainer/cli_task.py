@@ -1,14 +1,20 @@
 """`dss task`: whole experiments. PyTorch is imported when a command runs, not for `--help`."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from service import bars
+from service.messages import say, teller
+from service.terminal import json_option, show_json
 from trainer.cli import INTERRUPTED
 from trainer.cli_options import comparison_options
-from trainer.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from trainer.plan import Plan
 
 
 @click.group()
@@ -54,6 +60,7 @@ def task() -> None:
     help="TOML file with the layers to train.  [default: those of the paper's tables]",
 )
 @comparison_options
+@json_option
 def language_model(
     data: Path,
     encoder: Path | None,
@@ -66,6 +73,7 @@ def language_model(
     until: str,
     plan: Path | None,
     methods: str | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Predict the next word: the paper's tables, from the text on.
@@ -75,6 +83,7 @@ def language_model(
     """
     from trainer.config import make_config, parse_setting, read_toml
     from trainer.encoder_train import EncoderConfig
+    from trainer.plan import read_plan
     from trainer.tasks import language_model as lm
     from trainer.tasks import tables
     from trainer.train import Interrupted
@@ -87,43 +96,52 @@ def language_model(
         {} if seed is None else {"seed": seed},
     )
     planned = None if plan is None else read_plan(plan)
+    tell = teller(as_json)
     try:
-        figures = lm.run(data, chosen, out, encoder_file=encoder, resume=resume)
+        results = figures = lm.run(data, chosen, out, encoder_file=encoder, resume=resume)
         test = figures["test"]
         at = " / ".join(f"{share:.4f}" for share in test["accuracy"].values())
-        click.echo(
+        tell(
             f"{out}: {figures['n_classes']} classes; full softmax on the test words:"
             f" perplexity {test['perplexity']:.1f}, accuracy at 1/5/10 {at}"
         )
         layers = read_plan(tables.preset(figures["corpus"])) if planned is None else planned
         if until == "layers":
-            tables.train_layers(out, layers, threads=chosen.threads, say=click.echo)
+            tables.train_layers(out, layers, threads=chosen.threads, say=tell)
         if until == "tables":
-            _tables(out, layers, methods, chosen.threads, options)
+            results = _tables(out, layers, methods, chosen.threads, options, tell)
     except Interrupted as interruption:
-        click.echo(str(interruption), err=True)
+        say(str(interruption))
         raise SystemExit(INTERRUPTED) from None
+    except KeyboardInterrupt:
+        bars.stop()
+        say(f"Stopped; what is finished is in {out}: the same command with --resume goes on.")
+        raise SystemExit(INTERRUPTED) from None
+    if as_json:
+        show_json({"run": str(out), **results})
 
 
 def _tables(
     out: Path,
-    plan: Plan,
+    plan: "Plan",
     methods: str | None,
     threads: int | None,
     options: dict[str, Any],
-) -> None:
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
     from trainer import report
     from trainer.baselines.method import Options
     from trainer.tasks import tables
 
-    tables.run(
+    results = tables.run(
         out,
         plan,
         Options(**{name: value for name, value in options.items() if value is not None}),
         threads=threads,
         methods=None if methods is None else methods.split(","),
-        say=click.echo,
+        say=tell,
     )
     page = out / "report"
     report.write([out], page, shlex.join(["dss", "report", str(out), "--out", str(page)]))
-    click.echo(f"{page / report.PAGE}: the tables and figures")
+    tell(f"{page / report.PAGE}: the tables and figures")
+    return results

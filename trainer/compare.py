@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from service import bars
 from service.errors import DSSError
 from service.machine import machine
 from trainer.baselines.adaptive import Adaptive
@@ -220,10 +221,10 @@ class _Comparison:
     def sweep(self, baselines: Sequence[Baseline], split: Split) -> list[Point]:
         """Every setting of every method on validation rows."""
         of_split = digest(split.vectors.hidden, split.vectors.labels)
+        settings = [(baseline, dial) for baseline in baselines for dial in baseline.dials()]
         return [
             self._point(baseline, dial, "valid", split, of_split)
-            for baseline in baselines
-            for dial in baseline.dials()
+            for baseline, dial in bars.each(settings, "settings")
         ]
 
     def test(self, points: Sequence[Point], split: Split) -> list[Point]:
@@ -235,7 +236,7 @@ class _Comparison:
                 latency_us=point.latency_us,
                 chosen=point.chosen,
             )
-            for point in points
+            for point in bars.each(points, "settings, on test rows")
         ]
 
     def with_latencies(self, points: list[Point], split: Split) -> list[Point]:

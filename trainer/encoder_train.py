@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import linear_cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from tqdm import tqdm
 
+from service import bars
 from trainer import runs
 from trainer.corpus import Corpus
 from trainer.encoder import Encoder, State
@@ -105,17 +105,12 @@ def train_encoder(
         save_checkpoint(folder, now)
         saved = time.monotonic()
 
-    bar = tqdm(
-        total=config.epochs * n_steps,
-        initial=progress.epoch * n_steps + progress.step,
-        unit="step",
-        dynamic_ncols=True,
-        disable=None,
-    )
+    finished = progress.epoch * n_steps + progress.step
+    shown = bars.bar("encoder", config.epochs * n_steps, done=finished)
     encoder.train()
-    with MetricsLog(folder, progress.epoch) as log, bar:
+    with MetricsLog(folder, progress.epoch) as log, shown as bar:
         while progress.epoch < config.epochs:
-            bar.set_description(f"encoder, epoch {progress.epoch + 1}/{config.epochs}")
+            bar.describe(f"encoder, epoch {progress.epoch + 1}/{config.epochs}")
             sampled = samples_softmax(config, encoder.n_classes, progress.epoch)
             while progress.step < n_steps:
                 piece = slice(progress.step * config.steps, (progress.step + 1) * config.steps)
@@ -125,8 +120,7 @@ def train_encoder(
                 )
                 progress.step += 1
                 progress.loss = smoothed(progress.loss, loss)
-                bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
-                bar.update()
+                bar.advance(loss=f"{progress.loss:.3f}")
                 if stopped():
                     save()
                     raise Interrupted(f"Stopped; the encoder so far is in {folder}: resume it.")

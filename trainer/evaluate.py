@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from service import bars
 from trainer.layer import DSSoftmax
 from trainer.train import Rows
 
@@ -63,7 +64,7 @@ def utilization(layer: DSSoftmax, hidden: Tensor) -> Tensor:
 def label_counts(gate: Tensor, inputs: Rows, labels: Tensor, n_classes: int) -> Tensor:
     """How many rows of each class a gate [K,D] sends to each expert, [K,N]."""
     counts = torch.zeros(len(gate) * n_classes)
-    for part in chunks(len(labels)):
+    for part in bars.each(list(chunks(len(labels))), "counting labels"):
         rows = torch.arange(part.start, min(part.stop, len(labels)))
         expert = (inputs[rows] @ gate.T).argmax(dim=1)
         counts += torch.bincount(expert * n_classes + labels[rows], minlength=len(counts))

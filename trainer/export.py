@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from service import bundle
+from service import bars, bundle
 from service.bundle import Bundle, Precision, TrainingFacts, flops_speedup
 from service.engine import Engine
 from service.errors import BundleExists, LabelsWrong, ParityFailed
@@ -223,7 +223,7 @@ def _beside(
     """k, experts searched, and [B,k] log-probabilities: of the engine's answers by the engine, of
     the layer's own best, and of the engine's answers by the layer."""
     inputs = torch.from_numpy(layer_inputs(hidden, biased))
-    for k, experts in CHECKED:
+    for k, experts in bars.each(CHECKED, "checking answers"):
         k, experts = min(k, engine.n_reachable), min(experts, layer.n_experts)
         expected = layer.searched(inputs, k, experts)  # [B,N]
         answer = engine.topk(hidden, k, experts)
@@ -243,7 +243,7 @@ def check_approximation(
 
     As `check_parity`, but for what hangs on rounding: which class is the last candidate.
     """
-    for k, experts in CHECKED:
+    for k, experts in bars.each(CHECKED, "checking answers"):
         k, experts = min(k, engine.n_reachable), min(experts, engine.n_experts)
         answer = engine.topk(hidden, k, experts)
         for part in chunks(len(hidden), ROWS_AT_ONCE):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
+from service import bars
 from trainer.config import VectorsConfig
 from trainer.encoder_train import EncoderConfig, sampled_loss
 from trainer.train import Interrupted, Rows, epoch_batches, stop_requests
@@ -44,10 +44,8 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
         epoch_batches(len(labels), BATCH, config.seed, epoch) for epoch in range(config.head_epochs)
     )
     torch.manual_seed(config.seed)
-    with stop_requests() as stopped:
-        for step, rows in enumerate(
-            tqdm(batches, total=n_steps, desc="full softmax", disable=None)
-        ):
+    with stop_requests() as stopped, bars.bar("full softmax", n_steps) as bar:
+        for step, rows in enumerate(batches):
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / n_steps)
             hidden = inputs[rows]  # [B,D]
             if n_classes > sampling.sample_above:
@@ -57,6 +55,7 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            bar.advance()
             if stopped():
                 raise Interrupted("Stopped before the full softmax was there: resume the run.")
     return weight.detach()

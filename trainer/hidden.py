@@ -17,8 +17,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
+from service import bars
 from trainer import runs
 from trainer.corpus import SPLITS, Corpus
 from trainer.encoder import Encoder
@@ -62,10 +62,10 @@ def dump_split(
     temporary = path.with_name(f".{path.name}.tmp")
     shape = (len(tokens), encoder.head.in_features)
     rows = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-    with tqdm(total=len(tokens), desc=f"vectors of {split}", unit="word", disable=None) as bar:
+    with bars.bar(f"vectors of {split}", len(tokens)) as bar:
         for first, piece in hidden_vectors(encoder, tokens, corpus.start, STREAMS[split]):
             rows[first : first + len(piece)] = piece.numpy()
-            bar.update(len(piece))
+            bar.advance(len(piece))
             if stopped():
                 raise Interrupted(f"Stopped before {path} was complete: resume the run.")
     rows.flush()

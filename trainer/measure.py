@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from service import bars
 from service import bundle as bundles
 from service.bundle import Bundle
 from service.engine import Engine
@@ -154,7 +155,8 @@ def _count(
     # One number for each (expert, class) pair that the bundle holds, ascending as they are stored.
     held = np.repeat(np.arange(engine.n_experts), sizes) * engine.n_classes + bundle.classes  # [R]
     wanted = np.array([experts_searched])
-    for part in chunks(len(vectors.labels), rows_at_once(int(sizes.max()))):
+    parts = list(chunks(len(vectors.labels), rows_at_once(int(sizes.max()))))
+    for part in bars.each(parts, "answering"):
         hidden = np.ascontiguousarray(vectors.hidden[part], np.float32)  # [B,D]
         labels = vectors.labels[part].astype(np.int64)[:, None]  # [B,1]
         ranked = gate.run(["expert"], {"hidden": hidden, "g": wanted})[0]  # [B,g]
@@ -225,33 +227,42 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def table(figures: dict[str, Any]) -> str:
-    full = figures["full_latency_us"]
-    against = (
-        ""
-        if full is None
-        else f", a full scan {full:,.1f} us ({full / figures['latency_us']:.2f}x)"
-    )
-    searched = figures["experts_searched"]
     lines = [
         figures["bundle"],
         "",
         f"{'':<17} " + " ".join(f"{f'top {k}':>9}" for k in TOP),
-        _line("accuracy", figures["accuracy"], "9.4f"),
-        _line("full softmax", figures["full_accuracy"], "9.4f"),
-        _line("precision", figures["precision"], "9.4f"),
-        _line("classes scored", figures["mean_rows_at"], "9,.1f"),
+        *(
+            f"{name:<17} " + " ".join(f"{cell:>9}" for cell in cells(values, style))
+            for name, values, style in rows_by_k(figures)
+        ),
         "",
-        f"{'rows':<17} {figures['rows']:,}, {searched} of {figures['n_experts']} experts searched",
-        f"{'reachable recall':<17} {figures['reachable_recall']:.4f}",
-        f"{'mean rows':<17} {figures['mean_rows']:,.1f} of {figures['n_classes']:,} classes",
-        f"{'FLOPs speedup':<17} {figures['flops_speedup']:.2f}x",
-        f"{'latency':<17} {figures['latency_us']:,.1f} us{against},"
-        f" one row, top {figures['latency_k']}",
+        *(f"{name:<17} {value}" for name, value in summary(figures)),
     ]
     return "\n".join(lines)
 
 
-def _line(name: str, values: PerK | None, style: str) -> str:
-    found = [None] * len(TOP) if values is None else values.values()
-    cells = ("-".rjust(9) if value is None else format(value, style) for value in found)
-    return f"{name:<17} " + " ".join(cells)
+def rows_by_k(figures: dict[str, Any]) -> list[tuple[str, PerK | None, str]]:
+    return [
+        ("accuracy", figures["accuracy"], ".4f"),
+        ("full softmax", figures["full_accuracy"], ".4f"),
+        ("precision", figures["precision"], ".4f"),
+        ("classes scored", figures["mean_rows_at"], ",.1f"),
+    ]
+
+
+def cells(values: PerK | None, style: str) -> list[str]:
+    found = [None] * len(TOP) if values is None else list(values.values())
+    return ["-" if value is None else format(value, style) for value in found]
+
+
+def summary(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    full, latency = figures["full_latency_us"], figures["latency_us"]
+    against = "" if full is None else f", a full scan {full:,.1f} us ({full / latency:.2f}x)"
+    searched = f"{figures['experts_searched']} of {figures['n_experts']} experts searched"
+    return [
+        ("rows", f"{figures['rows']:,}, {searched}"),
+        ("reachable recall", f"{figures['reachable_recall']:.4f}"),
+        ("mean rows", f"{figures['mean_rows']:,.1f} of {figures['n_classes']:,} classes"),
+        ("FLOPs speedup", f"{figures['flops_speedup']:.2f}x"),
+        ("latency", f"{latency:,.1f} us{against}, one row, top {figures['latency_k']}"),
+    ]

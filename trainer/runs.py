@@ -95,7 +95,7 @@ def layer_inputs(hidden: NDArray[np.float32], biased: bool) -> NDArray[np.float3
 
 def load_layer(folder: Path) -> DSSoftmax:
     if not (folder / CONFIG).exists():
-        raise RunMissing(f"{folder} holds no run.")
+        raise RunMissing(f"{folder} holds no run; dss train --out {folder} makes one.")
     if not (folder / LAYER).exists() or not (folder / SUMMARY).exists():
         raise RunUnfinished(f"The run in {folder} has not finished; resume it first.")
     with np.load(folder / LAYER, allow_pickle=False) as arrays:

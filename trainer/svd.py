@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from service import bars
 from service.errors import DSSError
 from service.graphs import Preview
 from trainer.layer import DSSoftmax
@@ -54,10 +55,10 @@ class Approximation:
             raise WindowOutOfRange(f"The window is {self.window}; 1 to {hidden_size} is possible.")
         if not 0 < self.share <= 1:
             raise ShareOutOfRange(f"The share is {self.share}; above 0 and up to 1 is possible.")
+        large = [expert for expert, weight in enumerate(weights) if len(weight) > self.above]
         return {
-            expert: preview(weight, self.window, self.share)
-            for expert, weight in enumerate(weights)
-            if len(weight) > self.above
+            expert: preview(weights[expert], self.window, self.share)
+            for expert in bars.each(large, "approximating experts")
         }
 
 

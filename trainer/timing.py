@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Callable
 from time import perf_counter
 
+from service import bars
+
 TURNS, WARM_UP, CALLS = 10, 5, 30
 
 
@@ -14,7 +16,7 @@ def timed(*calls: Callable[[], object]) -> list[float]:
     caches, as a server that does nothing else would.
     """
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(TURNS):
+    for _ in bars.each(range(TURNS), "taking times", steady=True):
         for call, seen in zip(calls, times, strict=True):
             for repeat in range(WARM_UP + CALLS):
                 started = perf_counter()

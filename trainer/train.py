@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from service import bars
 from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import losses, runs
@@ -111,19 +111,14 @@ def train(
         saved = time.monotonic()
 
     n_batches = math.ceil(len(data.labels) / config.batch_size)
-    bar = tqdm(
-        total=config.epochs * n_batches,
-        initial=progress.epoch * n_batches + progress.step,
-        unit="step",
-        dynamic_ncols=True,
-        disable=None,
-    )
-    with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log, bar:
+    finished = progress.epoch * n_batches + progress.step
+    drawn = bars.bar("epochs", config.epochs * n_batches, done=finished)
+    with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log, drawn as bar:
         while progress.epoch < config.epochs:
             batches = epoch_batches(
                 len(data.labels), config.batch_size, config.seed, progress.epoch
             )
-            bar.set_description(f"epoch {progress.epoch + 1}/{config.epochs}")
+            bar.describe(f"epoch {progress.epoch + 1}/{config.epochs}")
             for rows in batches[progress.step :]:
                 set_learning_rate(config, optimizer, progress.epoch + progress.step / n_batches)
                 layer.gate_noise = gate_noise(config, progress.epoch + progress.step / n_batches)
@@ -144,9 +139,7 @@ def train(
                 elif due(progress.step, config.prune_every):
                     prune_small_rows(config, layer, optimizer, tallies, progress)
                     watch_budget(config, layer, tallies, progress, budget)
-                shown = live_figures(layer, tallies.epoch_load, progress.terms)
-                bar.set_postfix(shown, refresh=False)
-                bar.update()
+                bar.advance(**live_figures(layer, tallies.epoch_load, progress.terms))
                 if stopped():
                     save()
                     raise Interrupted(f"Stopped; everything so far is in {folder}: resume it.")

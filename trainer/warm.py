@@ -14,6 +14,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from service import bars
 from service.errors import DSSError
 from trainer.evaluate import RANKS, chunks, label_counts
 from trainer.layer import DSSoftmax
@@ -47,7 +48,8 @@ class Demand:
 def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
     """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [S,D]."""
     directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
-    means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
+    with bars.bar("clustering", None):
+        means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
     return sharpened(hidden, torch.from_numpy(means.cluster_centers_.astype(np.float32)))
 
 
@@ -76,7 +78,7 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
     n_experts, n_classes = len(gate), len(head)
     gain = torch.zeros(n_experts * n_classes)
     received = torch.zeros(n_experts)
-    for part in chunks(len(hidden)):
+    for part in bars.each(list(chunks(len(hidden))), "choosing classes"):
         expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
         best, value = answer_gains(hidden[part] @ head.T)  # [b,10]
         pairs = (expert[:, None] * n_classes + best).flatten()

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from service import bars
 from service.errors import DSSError
+from service.messages import say, teller
+from service.terminal import json_option, show_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,8 +66,9 @@ FILE = click.Path(path_type=Path)
 
 def shared_options(command: Command) -> Command:
     for option in (
+        json_option,
         click.option("--plot", type=FILE, help="Write a picture: .svg or .png."),
-        click.option("--json", "json_file", type=FILE, help="Write everything as JSON."),
+        click.option("--out", type=FILE, help="Also write the JSON to this file."),
         click.option("--hidden", type=FILE, help="A .npy of hidden vectors to ask."),
     ):
         command = option(command)
@@ -94,8 +98,9 @@ def engine(
     backend: "tuple[BackendName, ...]",
     seconds: float,
     hidden: Path | None,
-    json_file: Path | None,
+    out: Path | None,
     plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Time the engine in process.
 
@@ -103,24 +108,28 @@ def engine(
     gate", "in experts" and "in rest" say where the time of a call goes; MB is what the bundle adds
     to a process.
     """
-    _check_outputs(json_file, plot)
+    _check_outputs(out, plot)
     from service.bench import engine as engines
     from service.bench import report
 
     points: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     sweep = engines.Sweep(bundle, hidden, batch, k, experts, threads, backend, seconds)
-    for measured in engines.sweep(sweep):
-        if not points:
-            facts = {"bundle": str(bundle), "bundle_bytes": measured.bundle_bytes}
-            facts["rows"] = measured.rows
-            click.echo(f"{bundle}, {measured.bundle_bytes / 1e6:,.1f} MB; rows: {measured.rows}\n")
-            click.echo(report.head(report.ENGINE))
-        for point in measured.points:
-            click.echo(report.line(report.ENGINE, point))
-        points += measured.points
-    if json_file:
-        report.write(json_file, _command(), facts, points)
+    tell = teller(as_json)
+    n_engines = len(backend) * len(threads)
+    needed = n_engines * len(batch) * len(k) * len(experts) * seconds * (1 + engines.WARM_UP_SHARE)
+    with bars.bar(f"measuring for {needed:.0f} s", n_engines, steady=True) as bar:
+        for measured in engines.sweep(sweep):
+            if not points:
+                size = measured.bundle_bytes
+                facts = {"bundle": str(bundle), "bundle_bytes": size, "rows": measured.rows}
+                tell(f"{bundle}, {size / 1e6:,.1f} MB; rows: {measured.rows}\n")
+                tell(click.style(report.head(report.ENGINE), bold=True))
+            for point in measured.points:
+                tell(report.line(report.ENGINE, point))
+            points += measured.points
+            bar.advance()
+    _write(out, as_json, facts, points)
     if plot:
         from service.bench import plot as picture
 
@@ -174,8 +183,9 @@ def http(
     workers: int | None,
     generators: int,
     hidden: Path | None,
-    json_file: Path | None,
+    out: Path | None,
     plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Load a server, and say what it does to latency and throughput.
 
@@ -183,25 +193,28 @@ def http(
     and stopped afterwards. Every connection sends its next request when its answer has come.
     Joined rows, queue and compute are the server's own means; CPU is seconds of it per second.
     """
-    _check_outputs(json_file, plot)
+    _check_outputs(out, plot)
     from service.bench import http as requests
     from service.bench import report
 
     sweep = requests.Sweep(
         hidden, batch, concurrency, k, experts, body_format, seconds, attempts, generators
     )
+    tell = teller(as_json)
     with _server(target, workers) as server:
         asked = server.model(model)
         samples = None if _is_url(target) else _samples(Path(target), asked.name, asked.version)
         measured = requests.sweep(sweep, server, asked, samples)
-        click.echo(f"{server.url}, model {asked.name}; {body_format} rows: {measured.rows}\n")
-        click.echo(report.head(report.HTTP))
+        tell(f"{server.url}, model {asked.name}; {body_format} rows: {measured.rows}\n")
+        tell(click.style(report.head(report.HTTP), bold=True))
         points = []
-        for point in measured.points:
-            points.append(point)
-            click.echo(report.line(report.HTTP, point))
-            for remark in report.remarks(point):
-                click.echo(f"Warning: {remark}", err=True)
+        with bars.bar("measuring", len(batch) * len(concurrency), steady=True) as bar:
+            for point in measured.points:
+                points.append(point)
+                tell(report.line(report.HTTP, point))
+                for remark in report.remarks(point):
+                    say(f"Warning: {remark}")
+                bar.advance()
     facts: dict[str, Any] = {
         "target": target,
         "model": asked.name,
@@ -211,8 +224,7 @@ def http(
         "experts": experts,
         "workers": workers,
     }
-    if json_file:
-        report.write(json_file, _command(), facts, points)
+    _write(out, as_json, facts, points)
     if plot:
         from service.bench import plot as picture
 
@@ -243,15 +255,27 @@ def _samples(folder: Path, model: str, version: int) -> "NDArray[np.float32] | N
     return rows.samples(folder)
 
 
-def _check_outputs(json_file: Path | None, plot: Path | None) -> None:
+def _check_outputs(out: Path | None, plot: Path | None) -> None:
     """Before anything is measured for nothing."""
-    for file in (json_file, plot):
+    for file in (out, plot):
         if file and not file.parent.is_dir():
             raise OptionWrong(f"There is no folder {file.parent} to write {file.name} to.")
     if plot:
         if plot.suffix not in PLOTS:
             raise OptionWrong(f"--plot writes {' or '.join(PLOTS)}, not {plot.name!r}.")
         import matplotlib  # noqa: F401
+
+
+def _write(
+    out: Path | None, as_json: bool, facts: dict[str, Any], points: list[dict[str, Any]]
+) -> None:
+    from service.bench import report
+
+    content = report.content(_command(), facts, points)
+    if out:
+        report.write(out, content)
+    if as_json:
+        show_json(content)
 
 
 def _command() -> str:

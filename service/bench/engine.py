@@ -5,6 +5,7 @@ Every engine has a fresh process, so that its memory is its own.
 
 import gc
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ class Measured:
 def sweep(plan: Sweep) -> Iterator[Measured]:
     """The points of one engine after the other."""
     for backend, threads in product(plan.backends, plan.threads):
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        # Ctrl-C reaches it as well, and ends it without a word: this process says what happened.
+        dies_quietly = (signal.SIGINT, signal.SIG_DFL)
+        with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, dies_quietly) as process:
             yield process.submit(measure_engine, plan, backend, threads).result()
 
 

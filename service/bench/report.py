@@ -94,8 +94,11 @@ def remarks(point: Mapping[str, Any]) -> list[str]:
     return [f"{where}: {remark}." for remark in found]
 
 
-def write(path: Path, command: str, facts: Mapping[str, Any], points: Sequence[Any]) -> None:
-    report = {"command": command, "machine": machine(*PACKAGES), **facts, "points": points}
+def content(command: str, facts: Mapping[str, Any], points: Sequence[Any]) -> dict[str, Any]:
+    return {"command": command, "machine": machine(*PACKAGES), **facts, "points": points}
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(report, indent=2) + "\n")
     except OSError as error:

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
+from service import bars
 from trainer.config import TrainConfig
 from trainer.evaluate import chunks
 from trainer.train import Data, epoch_batches, make_optimizer
@@ -22,7 +22,7 @@ def full_softmax_accuracy(
     model = nn.Sequential(encoder, nn.Linear(hidden_size, n_classes, bias=False))
     optimizer = make_optimizer(config, model)
     model.train()
-    for epoch in tqdm(range(config.epochs), desc="full softmax", disable=None):
+    for epoch in bars.each(range(config.epochs), "full softmax"):
         n_rows = len(training.labels)
         for rows in epoch_batches(n_rows, config.batch_size, config.seed, epoch):
             loss = cross_entropy(model(training.inputs[rows]), training.labels[rows])

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from service import bars
 from trainer import runs
 from trainer.baselines.method import Inputs
 from trainer.config import VectorsConfig
@@ -61,7 +61,7 @@ def fit(
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         batches = epoch_batches(len(used), config.batch_size, config.seed, epoch)
         description = f"{folder.name}, epoch {number + 1}/{rounds * epochs}"
-        for step, batch in enumerate(tqdm(batches, desc=description, disable=None)):
+        for step, batch in enumerate(bars.each(batches, description)):
             set_learning_rate(config, optimizer, epoch + step / len(batches))
             rows = used[batch]
             value = loss(hidden[rows], labels[rows], generator)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from service import bars
 from service.bundle import flops_speedup
 from service.errors import DSSError
 from trainer import evaluate, mitosis, runs
@@ -231,7 +231,7 @@ def full_normalisers(rows: MappedRows, n_rows: int, head: Tensor, file: Path) ->
     # Both are made once: small results between large products would leave holes in memory.
     logits = torch.empty(SCORED_AT_ONCE, len(head))  # [b,N]
     found = torch.empty(n_rows)  # [M]
-    for part in tqdm(list(chunks(n_rows, SCORED_AT_ONCE)), desc="full softmax", disable=None):
+    for part in bars.each(list(chunks(n_rows, SCORED_AT_ONCE)), "full softmax"):
         hidden = rows[torch.arange(part.start, part.stop)]  # [b,D]
         scored = torch.mm(hidden, head.T, out=logits[: len(hidden)])
         found[part] = scored.logsumexp(dim=1)

@@ -1,0 +1,24 @@
+"""`dss completion`: click knows how to complete, and has a script for each of these shells."""
+
+import click
+
+NAME = "dss"
+VARIABLE = "_DSS_COMPLETE"  # how the script asks `dss` for what could come next
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes dss in your shell.
+
+    \b
+      bash  eval "$(dss completion bash)"        in ~/.bashrc
+      zsh   eval "$(dss completion zsh)"         in ~/.zshrc, after compinit
+      fish  dss completion fish | source         in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None  # noqa: S101
+    click.echo(found(ctx.find_root().command, {}, NAME, VARIABLE).source(), nl=False)
