@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture image-test
+.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture explorer-picture image-test
 
 install: $(VENV)/.serve
 
@@ -82,3 +82,7 @@ dashboard: $(VENV)/.dev
 MINUTES ?= 3
 dashboard-picture: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.picture --minutes $(MINUTES)
+
+# What the page at / looks like: a service with the demo model, some traffic, and Chromium (apt's).
+explorer-picture: $(VENV)/.dev
+	$(BIN)/python -m deploy.explorer_picture

@@ -1,8 +1,8 @@
 """Who may ask for what: API keys and their scopes.
 
 `query` may ask for answers and read what the server says of itself; `admin` may do everything.
-Probes are always open. What is not known to be harmless needs `admin`, so that a new route is
-covered before anyone has thought of it.
+Probes are always open, and so are the files of the page at `/`, which hold no secret. What is not
+known to be harmless needs `admin`, so that a new route is covered before anyone has thought of it.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ Header = tuple[bytes, bytes]
 
 PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
 READING = {"GET", "HEAD", "OPTIONS"}
+# The explorer page: a browser sends no key when it opens one.
+PAGE = re.compile(r"/|/page/[^/]+")
 # They are POSTed to, and change nothing.
 ASKING = re.compile(
     r"/topk|/models/[^/]+(/versions/[^/]+)?/topk"
@@ -92,7 +94,7 @@ class Access:
             raise Forbidden(f"The key {key.name!r} does not have the scope {scope}.")
 
     def needed(self, method: str, path: str) -> Scope | None:
-        if path in PROBES:
+        if path in PROBES or (method == "GET" and PAGE.fullmatch(path)):
             return None
         if method not in READING and not (method == "POST" and ASKING.fullmatch(path)):
             return "admin"

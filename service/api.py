@@ -1,10 +1,9 @@
 """The routes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 from prometheus_client import generate_latest
 
 from service import health, openapi, schemas
@@ -76,13 +75,6 @@ def _add_models(app: FastAPI, state: State) -> None:
         await state.keeper.remove_label(name, label)
         return _model_info(state, repository.entry(name))
 
-    @app.get(
-        "/models/{name}/experts", tags=["models"], responses=openapi.problem_responses(404, 503)
-    )
-    async def experts(name: str) -> schemas.ExpertList:
-        """What each expert of a model's newest good version holds, and what it has done."""
-        return _experts(repository.get(name))
-
 
 def _asked_version(asked: dict[str, Any]) -> int:
     version = asked.pop("version", None)
@@ -151,34 +143,6 @@ def _version_info(model: Model) -> schemas.VersionInfo:
     )
 
 
-def _experts(model: Model) -> schemas.ExpertList:
-    manifest, metrics = model.manifest, model.metrics
-    utilization: Sequence[float | None] = metrics.utilization or [None] * manifest.n_experts
-    columns = zip(
-        manifest.expert_sizes,
-        manifest.training.utilization,
-        metrics.expert_rows,
-        utilization,
-        metrics.expert_mean_seconds,
-        strict=True,
-    )
-    return schemas.ExpertList(
-        model=model.name,
-        version=model.version,
-        experts=[
-            schemas.ExpertInfo(
-                expert=expert,
-                classes=classes,
-                trained_utilization=trained,
-                rows=rows,
-                utilization=live,
-                mean_seconds=seconds,
-            )
-            for expert, (classes, trained, rows, live, seconds) in enumerate(columns)
-        ],
-    )
-
-
 def _add_operations(app: FastAPI, state: State) -> None:
     not_ok = openapi.problem_responses(503)
 
@@ -204,7 +168,3 @@ def _add_operations(app: FastAPI, state: State) -> None:
         """Everything that is counted, for Prometheus."""
         body = generate_latest(state.metrics.registry)
         return Response(body, headers={"content-type": openapi.METRICS_TYPE})
-
-    @app.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("docs")

@@ -21,6 +21,8 @@ from service import (
     cpus,
     docs_page,
     exchange,
+    explore_api,
+    explorer_page,
     hot,
     logs,
     openapi,
@@ -135,10 +137,12 @@ def create_app(
     repository.on_switch += [app.topk.refresh, app.infer.refresh]
     app.protocol = protocol(app.topk, app.infer)
     api.add_routes(app, state)
+    explore_api.add_routes(app, state)
     v2_models.add_routes(app, state)
     v2_repository.add_routes(app, state)
     v2_settings.add_routes(app, state, app.log_level)
     docs_page.add_routes(app)
+    explorer_page.add_routes(app)
     _document(app, state)
     return app
 

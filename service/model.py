@@ -15,6 +15,7 @@ from service.bundle import Bundle, Manifest
 from service.calls import TopKEngine
 from service.codecs import DEFAULT_K, Source
 from service.errors import AnswersNotFinite
+from service.explore import Index
 from service.metrics import Metrics, ModelMetrics
 from service.settings import Settings
 from service.shadow import Shadow
@@ -32,6 +33,7 @@ class Model:
     version: int
     manifest: Manifest
     samples: NDArray[np.float32] | None  # [S,D]
+    index: Index
     source: Source
     engine: TopKEngine
     batcher: Batcher
@@ -105,6 +107,7 @@ def open_model(
         version=version,
         manifest=opened.manifest,
         samples=opened.samples,
+        index=Index(opened.manifest.n_classes, opened.offsets, opened.classes),
         source=Source(name, version, labels),
         engine=engine,
         batcher=batcher,

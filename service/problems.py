@@ -17,10 +17,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from service.access import Forbidden, Unauthorized
+from service.aside import TooManySearches
 from service.calls import DeadlineExceeded, EngineFailed, EngineStopped, QueueFull
 from service.codecs import MalformedBody, NotAcceptable, UnsupportedMediaType
 from service.compression import BodyGrowsTooLarge
 from service.errors import DSSError, NotSupported, QueryError
+from service.explore import ClassNotFound, ExpertNotFound
 from service.health import NotReady
 from service.keeper import LoadFailed, WorkersBehind
 from service.labels import LabelNotFound, LabelNotMoved
@@ -45,6 +47,8 @@ STATUS: Mapping[type[object], HTTPStatus] = {
     ModelNotFound: HTTPStatus.NOT_FOUND,
     VersionNotFound: HTTPStatus.NOT_FOUND,
     LabelNotFound: HTTPStatus.NOT_FOUND,
+    ExpertNotFound: HTTPStatus.NOT_FOUND,
+    ClassNotFound: HTTPStatus.NOT_FOUND,
     NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     BodyTimeout: HTTPStatus.REQUEST_TIMEOUT,
     NotSupported: HTTPStatus.BAD_REQUEST,
@@ -58,6 +62,7 @@ STATUS: Mapping[type[object], HTTPStatus] = {
     QueryError: HTTPStatus.UNPROCESSABLE_ENTITY,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     TooManyBytes: HTTPStatus.TOO_MANY_REQUESTS,
+    TooManySearches: HTTPStatus.TOO_MANY_REQUESTS,
     EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     Loading: HTTPStatus.SERVICE_UNAVAILABLE,

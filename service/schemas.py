@@ -103,5 +103,62 @@ class ExpertList(BaseModel):
     experts: list[ExpertInfo]
 
 
+class Samples(BaseModel):
+    model: str
+    version: int
+    total: int = Field(description="How many the bundle carries")
+    offset: int
+    samples: list[list[float]] = Field(description="Hidden vectors, as top-k takes them")
+
+
+class ExpertClasses(BaseModel):
+    model: str
+    version: int
+    expert: int
+    total: int = Field(description="How many classes the expert holds")
+    offset: int
+    classes: list[int] = Field(description="Class ids, ascending")
+    labels: list[str] | None = Field(description="Their names; null if the model has none")
+
+
+class ClassInfo(BaseModel):
+    id: int
+    label: str | None = Field(description="Null if the model has none")
+    experts: list[int] = Field(description="Those that hold the class")
+
+
+class OneClass(BaseModel):
+    model: str
+    version: int
+    id: int
+    label: str | None = Field(description="Null if the model has none")
+    experts: list[int] = Field(description="Those that hold the class")
+
+
+class ClassList(BaseModel):
+    model: str
+    version: int
+    classes: list[ClassInfo] = Field(
+        description="The class with the id asked for, those called just so, those whose names begin"
+        " so, and then the others; by id"
+    )
+    more: bool = Field(description="Whether there are more than were asked for")
+
+
+class Matrix(BaseModel):
+    model: str
+    version: int
+    experts: list[int] = Field(description="In the order of the rows")
+    expert_edges: list[int] = Field(
+        description="Row r stands for experts[expert_edges[r]:expert_edges[r + 1]]"
+    )
+    class_edges: list[int] = Field(
+        description="Column c stands for the classes from class_edges[c] to class_edges[c + 1] - 1"
+    )
+    counts: list[list[int]] = Field(
+        description="By row and column: how many classes of the range its experts hold, together"
+    )
+
+
 class Health(BaseModel):
     status: str = Field(default="ok", examples=["ok"])

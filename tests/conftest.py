@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import hypothesis
 import pytest
+from browsing import launched
+from playwright.sync_api import Browser
 from server import Running, running
 from tiny import write_tiny
 
@@ -65,3 +67,10 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 def http(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=30) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for each file: while it runs there is an event loop, which is in other tests' way."""
+    with launched() as started:
+        yield started

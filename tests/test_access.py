@@ -27,6 +27,7 @@ from service.settings import AccessSettings, Settings
 
 QUERY, ADMIN, LATER, UNKNOWN = (f"dss_{name * 20}" for name in "qaln")
 PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
+OPEN = {"/": 200, "/page/{file}": 404}  # the explorer page; it has no file called nothing
 ASKED = {"/topk", "/infer", "/repository/index"}  # how paths end that are POSTed to but read
 ROWS = {"inputs": rows_for(0).tolist(), "k": 1}
 
@@ -90,14 +91,16 @@ def needs_admin(method: str, path: str) -> bool:
 
 
 @pytest.mark.parametrize(("method", "path"), all_routes())
-def test_every_route_but_the_probes_is_covered(keyed: Keyed, method: str, path: str) -> None:
+def test_every_route_but_the_probes_and_the_page_is_covered(
+    keyed: Keyed, method: str, path: str
+) -> None:
     place = re.sub(r"{\w+}", "nothing", path)
 
     def ask(headers: dict[str, str]) -> httpx.Response:
         return keyed.http.request(method, place, headers=headers)
 
-    if path in PROBES:
-        assert ask({}).status_code == 200
+    if path in PROBES or (method == "GET" and path in OPEN):
+        assert ask({}).status_code == OPEN.get(path, 200)
         return
     for refused in (ask({}), ask(bearer(UNKNOWN))):
         assert refused.status_code == 401
@@ -107,6 +110,17 @@ def test_every_route_but_the_probes_is_covered(keyed: Keyed, method: str, path: 
             assert "API key" in (shown["error"] if path.startswith("/v2") else shown["detail"])
     assert (ask(bearer(QUERY)).status_code == 403) == needs_admin(method, path)
     assert ask(bearer(ADMIN)).status_code not in (401, 403)
+
+
+def test_the_page_is_open_and_what_it_asks_for_is_not(keyed: Keyed) -> None:
+    page = keyed.http.get("/")
+    assert page.status_code == 200
+    for part in re.findall(r'"(page/[^"]+)"', page.text):
+        assert keyed.http.get(f"/{part}").status_code == 200
+    for path in ("/page", "/page/", "/page/a/b", "/pages/a.js", "/models", "/docs"):
+        assert keyed.http.get(path).status_code == 401
+    assert keyed.http.post("/").status_code == 401
+    assert keyed.http.head("/").status_code == 401
 
 
 def test_a_path_that_does_not_exist_is_no_secret_only_to_those_with_a_key(keyed: Keyed) -> None:

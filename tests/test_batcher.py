@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from fakes import FakeEngine, Recorder
 from numpy.typing import NDArray
 from tiny import rows_for
+from words import BETWEEN, write_words
 
 from service import batcher as batcher_module
+from service import bundle
 from service.batcher import (
     BATCH_SECONDS,
     INLINE_SECONDS,
@@ -437,6 +440,21 @@ def test_a_failure_without_a_thread_fails_the_call_and_heals() -> None:
     asyncio.run(scenario())
 
 
+def test_a_row_whose_first_answer_depends_on_k_is_known_again(tmp_path: Path) -> None:
+    """With k above its expert's size a row is also searched elsewhere, where its best may be."""
+    write_words(tmp_path / "words")
+    engine = Engine(bundle.read(tmp_path / "words"))
+    hidden = np.array([BETWEEN], np.float32)
+    assert engine.topk(hidden, 10).classes[0, 0] != engine.topk(hidden, 1).classes[0, 0]
+
+    async def scenario() -> None:
+        async with batching(engine) as batcher:
+            batcher.warm(hidden, 10)
+            assert await batcher.healthy()
+
+    asyncio.run(scenario())
+
+
 def test_even_an_exit_within_the_event_loop_is_only_a_failure() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
@@ -656,7 +674,7 @@ def test_an_engine_that_answers_differently_than_at_first_is_not_healthy(
         engine, recorder = FakeEngine(), Recorder()
         async with batching(engine, recorder) as batcher:
             batcher.warm(rows(3), 2)
-            assert [calls[0] for calls in engine.calls] == [32, 32, 1]
+            assert [calls[:2] for calls in engine.calls] == [(32, 2), (32, 2), (1, 2), (1, 1)]
             assert await batcher.healthy()
             batcher._expected = np.array([[4]])
             assert not await batcher.healthy()

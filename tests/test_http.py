@@ -149,7 +149,7 @@ def test_probes_docs_and_root(http: httpx.Client) -> None:
     for path in ("/livez", "/readyz", "/startupz"):
         assert http.get(path).json() == {"status": "ok"}
     assert "swagger" in http.get("/docs").text
-    assert http.get("/").headers["location"] == "docs"
+    assert "page/app.js" in http.get("/").text
 
 
 # --- bad input -------------------------------------------------------------------------------

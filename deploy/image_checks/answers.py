@@ -23,10 +23,12 @@ for probe in "/livez", "/startupz", "/readyz":
     get(probe)
 if b"dss_flops_speedup_ratio" not in get("/metrics"):
     sys.exit("/metrics lacks the model's")
-page = get("/docs").decode()
-parts = re.findall(r'(?:src|href)="([^"]+)"', page)
-if len(parts) < 3:
-    sys.exit("/docs has no parts")
+parts = []
+for page in "/", "/docs":
+    found = re.findall(r'(?:src|href)="([^"#]+)"', get(page).decode())
+    if len(found) < 3:
+        sys.exit(f"{page} has no parts")
+    parts += found
 for part in [*parts, "openapi.json"]:
     get("/" + part)
 headers = {"content-type": "application/x-npy", "accept": "application/json"}
@@ -35,4 +37,4 @@ with ask(urllib.request.Request(url + "/topk?k=1", samples.read_bytes(), headers
 first, last = classes[0], classes[-1]
 if (first, last) != ([0], [9999]):  # as README has it
     sys.exit(f"/topk answered {first} ... {last}")
-sys.stdout.write(f"/topk answered {len(classes)} rows, /docs has its {len(parts)} parts\n")
+sys.stdout.write(f"/topk answered {len(classes)} rows, the pages have their {len(parts)} parts\n")
