@@ -5,6 +5,7 @@ B rows, D hidden, k answers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +61,7 @@ class Answers:
 
 
 Ask = Callable[["NDArray[np.float32]"], Answer]
+Samples = Callable[[], "NDArray[np.float32] | None"]
 
 
 def parse_rows(context: click.Context, option: click.Parameter, value: str | None) -> slice | None:
@@ -93,7 +95,7 @@ def complete_folders(
     metavar="FILE",
     help="Rows: .npy, JSON or text; - is stdin.",
 )
-@click.option("--sample", is_flag=True, help="Ask a bundle about the samples it carries.")
+@click.option("--sample", is_flag=True, help="Ask about the samples that the bundle carries.")
 @click.option("--rows", callback=parse_rows, metavar="A:B", help="Only these rows of the input.")
 @click.option(
     "-k", "--k", type=click.IntRange(min=1), default=5, show_default=True, help="Answers a row."
@@ -141,7 +143,7 @@ def query(
         raise click.UsageError("Give either --ca or --insecure.")
     ask, samples = _target(target, k, experts, **server)
     hidden, first = _hidden(source, samples, target, rows)
-    answer = _ask_in_parts(ask, hidden)
+    answer = ask(hidden)
     if as_json:
         _print_json(answer)
     elif terminal.draws():
@@ -153,12 +155,10 @@ def query(
 # --- whom to ask -------------------------------------------------------------------------------
 
 
-def _target(
-    target: str, k: int, experts: int, **server: Any
-) -> tuple[Ask, "NDArray[np.float32] | None"]:
-    """How to ask it, and the samples it carries."""
+def _target(target: str, k: int, experts: int, **server: Any) -> tuple[Ask, Samples]:
+    """How to ask it, and how to get the samples it carries."""
     if "://" in target:
-        return _server(target, k, experts, **server), None
+        return _server(target, k, experts, **server)
     if not Path(target).is_dir():
         raise NothingToAsk(f"{target!r} is neither a URL such as {URL} nor the folder of a bundle.")
     if server["model"] or server["version"]:
@@ -177,7 +177,7 @@ def _server(
     ca: Path | None,
     insecure: bool,
     timeout: float,
-) -> Ask:
+) -> tuple[Ask, Samples]:
     from service.client import Client
 
     client = Client(
@@ -188,10 +188,15 @@ def _server(
         timeout=timeout,
         verify=not insecure if ca is None else str(ca),
     )
-    return lambda hidden: client.topk(hidden, k=k, experts=experts)
+    click.get_current_context().with_resource(client)
+
+    def ask(hidden: "NDArray[np.float32]") -> Answer:
+        return client.topk(hidden, k=k, experts=experts, labels=True)
+
+    return ask, client.samples
 
 
-def _bundle(folder: Path, k: int, experts: int) -> tuple[Ask, "NDArray[np.float32] | None"]:
+def _bundle(folder: Path, k: int, experts: int) -> tuple[Ask, Samples]:
     from service.bundle import read
     from service.engine import Engine
 
@@ -212,21 +217,18 @@ def _bundle(folder: Path, k: int, experts: int) -> tuple[Ask, "NDArray[np.float3
             labels=None if names is None else [[names[c] for c in row] for row in found.classes],
         )
 
-    return ask, opened.samples
+    return partial(_ask_in_parts, ask), lambda: opened.samples
 
 
 def _hidden(
-    source: str | None, samples: "NDArray[np.float32] | None", target: str, rows: slice | None
+    source: str | None, samples: Samples, target: str, rows: slice | None
 ) -> tuple["NDArray[np.float32]", int]:
     """The rows to ask about, and the number of the first."""
     from service.query_rows import read_rows
 
-    if source is not None:
-        hidden = read_rows(source)
-    elif samples is None:
+    hidden = samples() if source is None else read_rows(source)
+    if hidden is None or not len(hidden):
         raise NothingToAsk(f"{target} gives no samples: bring rows with --input FILE.")
-    else:
-        hidden = samples
     first, last, _ = (rows or slice(None)).indices(len(hidden))
     if last <= first:
         raise NothingToAsk(f"--rows leaves none of the {len(hidden)} rows.")

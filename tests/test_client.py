@@ -158,7 +158,7 @@ def test_versions_models_and_usual_k(
     assert (plain.model, plain.version, plain.labels) == ("plain", 1, None)
 
 
-def test_facts(connect: Connect, server: Running) -> None:
+def test_facts(connect: Connect, server: Running, models: Path) -> None:
     client = connect(server.url)
     assert client.ready() is True
     plain, tiny = sorted(client.models(), key=lambda model: str(model.name))
@@ -176,6 +176,10 @@ def test_facts(connect: Connect, server: Running) -> None:
     assert all(isinstance(expert, ExpertInfo) for expert in experts)
     assert [(expert.expert, expert.classes) for expert in experts] == list(enumerate(SIZES))
     assert all(expert.utilization is not None for expert in client.experts())
+    for version in (1, 2):
+        samples = bundle.read(models / "tiny" / str(version)).samples
+        found = connect(server.url, model="tiny", version=version).samples()
+        assert found.dtype == np.float32 and np.array_equal(found, samples)
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,7 @@ def test_rows_of_another_width(tiny: Bundle, tmp_path: Path) -> None:
 class Asked:
     how: dict[str, Any]
     rows: list[NDArray[np.float32]]
+    closed: bool = False
 
 
 @pytest.fixture
@@ -243,7 +244,19 @@ def client(monkeypatch: pytest.MonkeyPatch, tiny: Bundle) -> Asked:
         def __init__(self, url: str, **how: object) -> None:
             asked.how = {"url": url, **how}
 
-        def topk(self, hidden: NDArray[np.float32], k: int, experts: int) -> cli_query.Answers:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            asked.closed = True
+
+        def samples(self) -> NDArray[np.float32]:
+            return rows_for()
+
+        def topk(
+            self, hidden: NDArray[np.float32], k: int, experts: int, labels: bool
+        ) -> cli_query.Answers:
+            assert labels
             asked.rows.append(hidden)
             found = engine.topk(hidden, k, experts)
             return cli_query.Answers("far", 7, *found[:4], labels=None)
@@ -266,6 +279,7 @@ def test_how_a_server_is_asked(client: Asked, rows: Path, monkeypatch: pytest.Mo
         "verify": True,
     }
     np.testing.assert_array_equal(client.rows[0], rows_for(0, 1, 2))
+    assert client.closed
 
     monkeypatch.setenv("DSS_API_KEY", "a-key-of-mine-0123")
     more = ["--model", "m", "--version", "2", "--timeout", "3", "--insecure"]
@@ -283,7 +297,7 @@ def test_how_a_server_is_asked(client: Asked, rows: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("client")
-def test_a_server_has_no_samples_to_give() -> None:
+def test_a_server_may_have_no_samples_to_give() -> None:
     result = query("http://far", "--sample")
     assert result.exit_code == 1
     assert "http://far gives no samples: bring rows with --input FILE." in result.stderr
@@ -303,12 +317,13 @@ def test_a_failing_client_is_told_in_a_sentence(
 
 
 def test_a_real_server_is_asked(server: Running, models: Path, rows: Path) -> None:
-    pytest.importorskip("service.client")
     found = answered(server.url, "--input", rows, "-k", 3, "--model", "tiny", "--version", 2)
     local = answered(models / "tiny" / "2", "--input", rows, "-k", 3)
     np.testing.assert_allclose(found.pop("log_probs"), local.pop("log_probs"), rtol=1e-5)
     np.testing.assert_allclose(found.pop("gates"), local.pop("gates"), rtol=1e-5)
     assert found == local
+    sampled = answered(server.url, "--sample", "--model", "tiny", "--version", 2)
+    assert sampled["classes"] == answered(models / "tiny" / "2", "--sample")["classes"]
     nobody = query(f"http://127.0.0.1:{free_port()}", "--input", rows)
     assert (nobody.exit_code, nobody.stdout) == (1, "")
     assert nobody.stderr.startswith("Error: ") and nobody.stderr.count("\n") == 1

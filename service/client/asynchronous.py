@@ -5,7 +5,8 @@ from asyncio import sleep
 from types import TracebackType
 from typing import Self, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from service.client import wire
 from service.client.answers import Answer
@@ -62,6 +63,11 @@ class AsyncClient:
         self, name: str | None = None, timeout: float | None = None
     ) -> list[ExpertInfo]:
         return await self._run(self._core.experts(name, timeout))
+
+    async def samples(
+        self, name: str | None = None, timeout: float | None = None
+    ) -> NDArray[np.float32]:
+        return await self._run(self._core.samples(name, timeout))
 
     async def ready(self, timeout: float | None = None) -> bool:
         return await self._run(self._core.ready(timeout))

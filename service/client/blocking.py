@@ -4,7 +4,8 @@ from time import sleep
 from types import TracebackType
 from typing import Self, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from service.client import wire
 from service.client.answers import Answer
@@ -71,6 +72,10 @@ class Client:
     def experts(self, name: str | None = None, timeout: float | None = None) -> list[ExpertInfo]:
         """What each expert of a model holds, and what it has done since the server's start."""
         return self._run(self._core.experts(name, timeout))
+
+    def samples(self, name: str | None = None, timeout: float | None = None) -> NDArray[np.float32]:
+        """Hidden vectors [S,D] to try a model with, which its bundle carries; there may be none."""
+        return self._run(self._core.samples(name, timeout))
 
     def ready(self, timeout: float | None = None) -> bool:
         """Whether the server takes requests now."""

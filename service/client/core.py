@@ -149,6 +149,14 @@ class Core:
         path = f"/models/{quote(name, safe='')}/experts"
         return (yield from self._get(path, facts.experts, deadline))
 
+    def samples(self, name: str | None, timeout: float | None) -> Steps[Rows]:
+        deadline = self._deadline(timeout)
+        version = self._version if name is None else None
+        path = f"/models/{quote((yield from self._named(name, deadline)), safe='')}"
+        if version is not None:
+            path += f"/versions/{quote(str(version), safe='')}"
+        return (yield from self._get(f"{path}/samples", facts.samples, deadline))
+
     def ready(self, timeout: float | None) -> Steps[bool]:
         """Not tried again: who asks wants to know now."""
         deadline = self._deadline(timeout)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 T = TypeVar("T")
 
 
@@ -76,6 +79,10 @@ def model(document: Any) -> ModelInfo:  # noqa: ANN401
 
 def experts(document: Any) -> list[ExpertInfo]:  # noqa: ANN401
     return list(_all(ExpertInfo, document["experts"]))
+
+
+def samples(document: Any) -> NDArray[np.float32]:  # noqa: ANN401
+    return np.array(document["samples"], np.float32)
 
 
 def _all(kind: type[T], documents: Any) -> tuple[T, ...]:  # noqa: ANN401
