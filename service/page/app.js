@@ -4,7 +4,7 @@ import { Ask } from "./ask.js";
 import { Bars } from "./bars.js";
 import { Classes } from "./classes.js";
 import { Connection } from "./connection.js";
-import { by, options } from "./dom.js";
+import { by, options, reveal } from "./dom.js";
 import { Expert } from "./expert.js";
 import * as facts from "./facts.js";
 import { Keys } from "./keys.js";
@@ -20,9 +20,12 @@ let mayReadMetrics = true;
 
 async function openExpert(number) {
   await expert.open(number);
-  by("expert").scrollIntoView({ block: "nearest" });
+  reveal(by("expert"));
 }
-const openClass = (id) => classes.open(id);
+async function openClass(id) {
+  await classes.open(id);
+  reveal(by("classes"));
+}
 
 const connection = new Connection(load);
 const keys = new Keys(() => {
@@ -33,7 +36,7 @@ const keys = new Keys(() => {
 const looking = new Looking(look, () => traffic.pause());
 const traffic = new Traffic();
 const recent = new Recent();
-const bars = new Bars((number) => expert.open(number));
+const bars = new Bars(openExpert);
 const matrix = new Matrix({ failed, openExpert });
 const classes = new Classes({ failed, openExpert });
 const expert = new Expert({
@@ -62,6 +65,7 @@ function lost(text) {
 function refused(error) {
   by("main").hidden = true;
   model = null;
+  connection.say("");
   keys.ask(error);
 }
 

@@ -97,7 +97,7 @@ export class Bars {
           ? `down and shade: share of rows; none${recent || " yet"}`
           : `down and shade: share of rows${recent}, at most ${percent(this.busiest)}`,
       }),
-      ...(this.chosen === null ? [] : [make("span", { textContent: `▾ chosen last: expert ${this.chosen}` })]),
+      ...(this.chosen === null ? [] : [make("span", { textContent: `▾ chosen last: ${this.chosen}` })]),
     );
   }
 

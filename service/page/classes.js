@@ -37,7 +37,6 @@ export class Classes {
     by("search").value = id;
     const { found, signal } = this.#asked(`classes/${id}`);
     await this.#report(async () => this.#list([await found], false), signal);
-    by("classes").scrollIntoView({ block: "nearest" });
   }
 
   async #search() {

@@ -25,3 +25,9 @@ export function options(select, entries, chosen) {
   if (chosen !== undefined) select.value = chosen;
   select.disabled = entries.length === 0;
 }
+
+// Where panels stand below each other, what was asked for may be out of sight.
+export function reveal(panel) {
+  const { top } = panel.getBoundingClientRect();
+  if (top < 0 || top > 0.75 * innerHeight) panel.scrollIntoView({ block: "start" });
+}

@@ -88,7 +88,7 @@ export class Expert {
   }
 
   #clear(text) {
-    by("expert-title").textContent = "An expert's classes";
+    by("expert-title").textContent = "One expert";
     by("expert-said").textContent = text;
     by("held").replaceChildren();
     by("held").tabIndex = -1;

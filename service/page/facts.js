@@ -8,8 +8,8 @@ export function show(model) {
     ["Classes", count(model.n_classes)],
     ["Hidden size", count(model.hidden_size)],
     ["Experts", count(model.n_experts)],
-    ["Accuracy in training", model.accuracy === null ? null : accuracy(model.accuracy)],
-    ["Speedup promised", times(model.trained_flops_speedup)],
+    ["Accuracy", model.accuracy === null ? null : accuracy(model.accuracy)],
+    ["Speedup trained", times(model.trained_flops_speedup)],
     ["Speedup live", model.flops_speedup === null ? null : times(model.flops_speedup)],
   ];
   by("facts").replaceChildren(...facts.map(([name, value]) => make("div", {},

@@ -37,7 +37,9 @@ export class Questions {
       `${plural(model.hidden_size, "number")}: a JSON array, or split by commas or spaces.`;
     const { samples, total } = await json(`${model.path}/samples?limit=${MOST_SAMPLES}`);
     this.#samples = samples;
-    options(by("sample"), samples.map((_, at) => [at, `${count(at)} of ${count(total)}, from 0`]));
+    options(by("sample"), samples.map((_, at) => [at, `Row ${at}`]));
+    by("sample-label").textContent =
+      total > samples.length ? `Sample of the bundle: the first ${samples.length} of ${count(total)}` : "Sample of the bundle";
     by("no-samples").hidden = samples.length > 0;
     by("from-sample").querySelector(".field").hidden = samples.length === 0;
   }

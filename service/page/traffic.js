@@ -4,7 +4,8 @@ import { by, draw } from "./dom.js";
 import { rate, seconds } from "./format.js";
 import { between, histogram, quantile, total } from "./metrics.js";
 
-const KEPT = 60; // points
+const KEPT = 60; // points: two minutes
+const FEWEST = 20; // the chart is as wide as so many, until there are more
 const WIDE = 300;
 const HIGH = 64;
 
@@ -27,6 +28,7 @@ export class Traffic {
   refuse(text) {
     this.pause();
     by("traffic-hint").textContent = text;
+    by("traffic-hint").hidden = false;
   }
 
   #add(before, after) {
@@ -47,7 +49,7 @@ export class Traffic {
     by("rate").textContent = rate(latest.rate);
     by("p50").textContent = said(latest.p50);
     by("p99").textContent = said(latest.p99);
-    by("traffic-hint").textContent = "The last two minutes.";
+    by("traffic-hint").hidden = true;
     const most = (name) => Math.max(...this.#points.map((point) => point[name] ?? 0));
     const [busiest, slowest] = [most("rate"), most("p99")];
     this.#chart("rate-chart", [["area", "rate"], ["", "rate"]], busiest,
@@ -59,6 +61,7 @@ export class Traffic {
   #chart(id, lines, most, name) {
     const chart = by(id);
     chart.setAttribute("aria-label", name);
+    if (this.#points.length < 2) return;
     chart.replaceChildren(...lines.map(([className, what]) =>
       draw("path", { class: className, d: path(this.#points.map((point) => point[what]), most || 1, className === "area") })));
   }
@@ -66,8 +69,8 @@ export class Traffic {
 
 // Gaps where there is no value; the newest is on the right.
 export function path(values, most, closed) {
-  const begin = KEPT - values.length;
-  const x = (at) => (((begin + at) * WIDE) / (KEPT - 1)).toFixed(1);
+  const room = Math.max(FEWEST, values.length);
+  const x = (at) => (((room - values.length + at) * WIDE) / (room - 1)).toFixed(1);
   const y = (value) => (HIGH - 2 - (value / most) * (HIGH - 6)).toFixed(1);
   let text = "";
   values.forEach((value, at) => {
