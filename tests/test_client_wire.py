@@ -327,6 +327,15 @@ def test_a_closed_client_says_so() -> None:
     asyncio.run(asked())
 
 
+def test_an_asynchronous_client_stays_in_its_loop() -> None:
+    closing = top_k().replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
+    with scripted(closing) as server:
+        client = AsyncClient(server.url)
+        asyncio.run(client.topk(ROW, k=2))
+        with pytest.raises(ClientClosed, match="one event loop"):
+            asyncio.run(client.topk(ROW, k=2))
+
+
 def test_a_call_that_is_cancelled_takes_its_connection_along() -> None:
     """What it asked must not be answered to the next."""
     asked = threading.Event()
