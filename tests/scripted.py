@@ -21,6 +21,7 @@ class Scripted:
     port: int
     requests: list[tuple[str, bytes]] = field(default_factory=list)  # heads and bodies
     connections: int = 0
+    connection: socket.socket | None = None  # the last
 
     @property
     def url(self) -> str:
@@ -37,8 +38,10 @@ def scripted(*answers: bytes | Sequence[bytes]) -> Iterator[Scripted]:
         try:
             yield server
         finally:
-            with suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)
+            for ended in (listening, server.connection):
+                with suppress(OSError):
+                    if ended is not None:
+                        ended.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
@@ -51,6 +54,7 @@ def _serve(
         except OSError:
             return
         server.connections += 1
+        server.connection = connection
         with connection, suppress(ConnectionError):
             _converse(connection, server, answers)
 

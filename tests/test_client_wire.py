@@ -5,6 +5,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -230,33 +232,81 @@ def test_a_server_that_drips_does_not_stretch_the_deadline(connect: Connect) -> 
         thread = threading.Thread(target=drip, args=(listening,))
         thread.start()
         try:
+            before = monotonic()
             with pytest.raises(DeadlineExceeded):
                 connect(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.2).topk(ROW)
+            assert monotonic() - before < 5
         finally:
             stop.set()
             thread.join()
 
 
-def test_an_answer_before_the_rows_were_read_is_taken(connect: Connect) -> None:
-    """A server refuses a large body at once and hangs up; its word is worth more than the pipe."""
-    refusal = answer(413, b'{"detail": "Too large."}', connection="close")
+REFUSAL = answer(413, b'{"detail": "Too large."}', connection="close")
+LARGE = np.zeros((1, 2**20), np.float32)
 
-    def refuse(listening: socket.socket) -> None:
+
+@contextmanager
+def serving(converse: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of a server for one connection."""
+
+    def serve(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
-            connection.recv(1000)
-            connection.sendall(refusal)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(2**20):
-                pass
+            converse(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=refuse, args=(listening,))
+        thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
-        client = connect(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        with pytest.raises(QueryRefused, match="Too large"):
-            client.topk(np.zeros((1, 2**20), np.float32))
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            thread.join()
+
+
+def test_an_answer_before_the_rows_were_read_is_taken(connect: Connect) -> None:
+    """A server refuses a large body at once; its word is worth more than a broken pipe."""
+
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(REFUSAL)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(2**20):
+            pass
+
+    with serving(refuse) as url, pytest.raises(QueryRefused, match="Too large"):
+        connect(url).topk(LARGE)
+
+
+def test_an_answer_on_a_connection_that_was_reset_is_taken() -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(REFUSAL)  # what is unread when it is closed makes it a reset
+
+    with (
+        serving(refuse) as url,
+        Client(url, retries=0) as client,
+        pytest.raises(QueryRefused, match="Too large"),
+    ):
+        client.topk(LARGE)
+
+
+def test_a_connection_with_something_unsent_is_not_used_again() -> None:
+    asked = threading.Event()
+
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(REFUSAL.replace(b"connection: close\r\n", b"x: y\r\n"))
+        asked.wait(30)  # and reads no more
+
+    async def ask(url: str) -> None:
+        async with AsyncClient(url, retries=0) as client:
+            with pytest.raises(QueryRefused, match="Too large"):
+                await client.topk(LARGE)
+            assert client._streams._idle == []
+            asked.set()
+
+    with serving(refuse) as url:
+        asyncio.run(ask(url))
 
 
 def test_a_closed_client_says_so() -> None:
@@ -275,6 +325,15 @@ def test_a_closed_client_says_so() -> None:
             await client.topk(ROW, k=2)
 
     asyncio.run(asked())
+
+
+def test_an_asynchronous_client_stays_in_its_loop() -> None:
+    closing = top_k().replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
+    with scripted(closing) as server:
+        client = AsyncClient(server.url)
+        asyncio.run(client.topk(ROW, k=2))
+        with pytest.raises(ClientClosed, match="one event loop"):
+            asyncio.run(client.topk(ROW, k=2))
 
 
 def test_a_call_that_is_cancelled_takes_its_connection_along() -> None:

@@ -82,12 +82,14 @@ class Streams:
         self._tls = tls
         self._idle: list[Stream] = []
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the first request
         self._closed = False
 
     async def exchange(self, message: bytes, deadline: Deadline, *, fresh: bool) -> Reply:
         """`fresh`: on a new connection; those that were idle are likely to be gone as well."""
         if self._closed:
             raise ClientClosed("The client is closed.")
+        self._stay_in_the_loop()
         if fresh:
             self._forget()
         await self._enter(deadline)
@@ -95,6 +97,16 @@ class Streams:
             return await self._exchange(message, deadline, fresh=fresh)
         finally:
             self._room.release()
+
+    def _stay_in_the_loop(self) -> None:
+        """Connections of a loop that has ended would never answer."""
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise ClientClosed(
+                "An AsyncClient belongs to one event loop: make one inside each asyncio.run()."
+            )
 
     async def _enter(self, deadline: Deadline) -> None:
         if not self._room.locked():
