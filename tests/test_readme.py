@@ -81,7 +81,8 @@ def test_readme_commands_do_what_it_says(checkout: Path) -> None:
             assert_same(done.stdout, command.output)
 
 
-def test_readme_python_runs() -> None:
+def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = [block for block in BLOCKS if block.language == "python"]
     assert blocks
     for block in blocks:
