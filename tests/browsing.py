@@ -25,7 +25,7 @@ from playwright.sync_api import (
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 needs_chromium = pytest.mark.skipif(

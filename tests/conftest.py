@@ -4,17 +4,19 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import hypothesis
 import pytest
-from browsing import launched
-from playwright.sync_api import Browser
 from server import Running, running
 from tiny import write_tiny
 
 from service import bundle
 from service.engine import Engine
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Tests run side by side, one thread each; set before torch is imported by any test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,7 +72,9 @@ def http(server: Running) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     """One for each file: while it runs there is an event loop, which is in other tests' way."""
+    from browsing import launched  # most files need none
+
     with launched() as started:
         yield started

@@ -59,7 +59,7 @@ def test_colours_that_meet_differ_enough(theme: int, one: str, other: str, least
 
 def test_every_colour_is_in_the_palette() -> None:
     used = set()
-    for name in ("page.css", "panels.css"):
+    for name in ("page.css", "question.css", "explore.css"):
         style = (FOLDER / name).read_text()
         assert not re.search(r":[^;{]*(#[0-9a-fA-F]{3,8}\b|rgb\(|hsl\()", style)
         used |= set(re.findall(r"var\(--([\w-]+)\)", style))

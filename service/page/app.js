@@ -1,4 +1,4 @@
-// Brings the panels together: which model is shown, and what happens when the server does not answer.
+// Brings the panels together: which model is shown, and what to do when the server does not answer.
 
 import { Ask } from "./ask.js";
 import { Bars } from "./bars.js";
@@ -51,7 +51,8 @@ const asking = new Ask({ failed, openExpert, openClass, chosen: (number) => bars
 function failed(error) {
   if (isAbort(error)) return;
   if (error instanceof Unreachable) return lost("The server does not answer.");
-  if (error.slug === "loading") return lost("The server is starting: its models are still being loaded.");
+  if (error.slug === "loading")
+    return lost("The server is starting: its models are still being loaded.");
   if (error.status === 401) return refused(error);
   if (error.slug === "version-not-found" || error.slug === "model-not-found") load();
   else if (!(error.status >= 400)) throw error; // a mistake of this page
@@ -80,8 +81,15 @@ async function load() {
   connection.found();
   models = models.filter(({ versions }) => versions.length);
   if (!models.length) return nothing();
-  const known = models.find(({ name }) => name === model?.name) ?? models.find((info) => info.default) ?? models[0];
-  options(by("model"), models.map(({ name }) => [name, name]), known.name);
+  const known =
+    models.find(({ name }) => name === model?.name) ??
+    models.find((info) => info.default) ??
+    models[0];
+  options(
+    by("model"),
+    models.map(({ name }) => [name, name]),
+    known.name,
+  );
   await choose(known, model?.version);
 }
 
@@ -93,12 +101,24 @@ function nothing() {
 
 // A version of a model: the one that was shown, or the one that answers if none is named.
 async function choose(info, version) {
-  const found = info.versions.find((one) => one.version === version)
-    ?? info.versions.find((one) => one.version === info.version) ?? info.versions[0];
-  options(by("version"), info.versions.map((one) => [one.version, versionName(info, one.version)]), found.version);
-  const same = model?.name === info.name && model.version === found.version && model.created === found.created;
+  const found =
+    info.versions.find((one) => one.version === version) ??
+    info.versions.find((one) => one.version === info.version) ??
+    info.versions[0];
+  options(
+    by("version"),
+    info.versions.map((one) => [one.version, versionName(info, one.version)]),
+    found.version,
+  );
+  const same =
+    model?.name === info.name && model.version === found.version && model.created === found.created;
   if (same && !model.isIncomplete) Object.assign(model, found);
-  else model = { ...found, name: info.name, path: `models/${encodeURIComponent(info.name)}/versions/${found.version}` };
+  else
+    model = {
+      ...found,
+      name: info.name,
+      path: `models/${encodeURIComponent(info.name)}/versions/${found.version}`,
+    };
   facts.show(model);
   facts.refused(info);
   if (!model.isShown) await show(model);
@@ -108,14 +128,21 @@ async function choose(info, version) {
 function versionName(info, version) {
   const names = Object.keys(info.labels).filter((label) => info.labels[label] === version);
   if (version === info.version && !names.includes("default")) names.unshift("default");
-  return names.length && info.versions.length > 1 ? `${version} (${names.join(", ")})` : `${version}`;
+  return names.length && info.versions.length > 1
+    ? `${version} (${names.join(", ")})`
+    : `${version}`;
 }
 
 // To notice that something was loaded, unloaded or labelled.
-const names = (listed) => JSON.stringify(
-  listed.filter(({ versions }) => versions.length)
-    .map((info) => [info.name, ...info.versions.map(({ version }) => versionName(info, version))]),
-);
+const names = (listed) =>
+  JSON.stringify(
+    listed
+      .filter(({ versions }) => versions.length)
+      .map((info) => [
+        info.name,
+        ...info.versions.map(({ version }) => versionName(info, version)),
+      ]),
+  );
 
 async function show(shown) {
   shown.isShown = true;
@@ -143,11 +170,15 @@ async function look() {
   const shown = model;
   if (!shown || !connection.isUp) return;
   try {
-    const [{ experts }, listed] = await Promise.all([json(`${shown.path}/experts`), json("models")]);
+    const [{ experts }, listed] = await Promise.all([
+      json(`${shown.path}/experts`),
+      json("models"),
+    ]);
     if (shown !== model) return;
     const info = listed.models.find(({ name }) => name === shown.name);
     const found = info?.versions.find(({ version }) => version === shown.version);
-    if (found?.created !== shown.created || names(listed.models) !== names(models)) return await load();
+    if (found?.created !== shown.created || names(listed.models) !== names(models))
+      return await load();
     Object.assign(shown, found);
     facts.show(shown);
     facts.refused(info);
@@ -169,9 +200,15 @@ async function lookAtMetrics() {
   }
 }
 
-by("model").addEventListener("change", () => choose(models.find(({ name }) => name === by("model").value)));
+by("model").addEventListener("change", () =>
+  choose(models.find(({ name }) => name === by("model").value)),
+);
 by("version").addEventListener("change", () =>
-  choose(models.find(({ name }) => name === by("model").value), Number(by("version").value)));
+  choose(
+    models.find(({ name }) => name === by("model").value),
+    Number(by("version").value),
+  ),
+);
 
 const THEMES = ["system", "dark", "light"];
 const root = document.documentElement;

@@ -46,7 +46,11 @@ export class Ask {
     by("dial-value").textContent = dial.value;
     const counts = ANSWERS.filter((k) => k <= model.n_classes);
     const before = Number(by("k").value) || USUAL_ANSWERS;
-    options(by("k"), counts.map((k) => [k, k]), Math.max(...counts.filter((k) => k <= before)));
+    options(
+      by("k"),
+      counts.map((k) => [k, k]),
+      Math.max(...counts.filter((k) => k <= before)),
+    );
     await this.#questions.show(model);
   }
 
@@ -102,10 +106,16 @@ export class Ask {
     by("answer").hidden = false;
     by("answer").classList.remove("old");
     by("no-answer").hidden = true;
-    const open = make("button", { type: "button", className: "link", textContent: `expert ${expert}` });
+    const open = make("button", {
+      type: "button",
+      className: "link",
+      textContent: `expert ${expert}`,
+    });
     open.addEventListener("click", () => this.openExpert(expert));
     by("answer-said").replaceChildren(
-      "The gate chose ", open, ` with ${gate(answer.gates[0])}. Answered in ${seconds(took)}.`,
+      "The gate chose ",
+      open,
+      ` with ${gate(answer.gates[0])}. Answered in ${seconds(took)}.`,
     );
     by("answer-bars").replaceChildren(
       ...classes.map((id, at) => this.#bar(id, labels[at], shares[at], !known.has(id))),
@@ -119,14 +129,24 @@ export class Ask {
   }
 
   #bar(id, label, share, isNew) {
-    const name = make("button", { type: "button", className: "link name", textContent: named(label, id) });
+    const name = make("button", {
+      type: "button",
+      className: "link name",
+      textContent: named(label, id),
+    });
     name.addEventListener("click", () => this.openClass(id));
     const length = make("span", { className: "length" });
     length.style.width = `${100 * Math.min(1, share)}%`;
-    return make("li", { "data-class": id },
-      make("span", {}, name,
+    return make(
+      "li",
+      { "data-class": id },
+      make(
+        "span",
+        {},
+        name,
         ...(label === undefined ? [] : [make("span", { className: "id", textContent: ` ${id}` })]),
-        ...(isNew ? [make("span", { className: "badge", textContent: "new" })] : [])),
+        ...(isNew ? [make("span", { className: "badge", textContent: "new" })] : []),
+      ),
       make("span", { className: "share", textContent: probability(share) }),
       make("span", { className: "track", "aria-hidden": "true" }, length),
     );

@@ -36,8 +36,12 @@ export class Bars {
     this.#bars = experts.map(({ expert, classes }) => {
       const up = make("span", { className: "up" }, make("i"));
       up.style.height = `${(100 * classes) / this.most}%`;
-      return make("button", { type: "button", tabIndex: -1, "data-expert": expert, "aria-pressed": "false" },
-        up, make("span", { className: "down" }, make("i")));
+      return make(
+        "button",
+        { type: "button", tabIndex: -1, "data-expert": expert, "aria-pressed": "false" },
+        up,
+        make("span", { className: "down" }, make("i")),
+      );
     });
     this.#update();
     this.#sort();
@@ -48,17 +52,20 @@ export class Bars {
     this.experts = experts;
     this.recent = recent;
     this.#update();
-    if (by("sort").value === "traffic" && !this.place.matches(":focus-within, :hover")) this.#sort();
+    if (by("sort").value === "traffic" && !this.place.matches(":focus-within, :hover"))
+      this.#sort();
   }
 
   mark(expert) {
-    for (const bar of this.#bars) bar.classList.toggle("chosen", bar.dataset.expert === String(expert));
+    for (const bar of this.#bars)
+      bar.classList.toggle("chosen", bar.dataset.expert === String(expert));
     this.chosen = expert;
     this.#describe();
   }
 
   press(expert) {
-    for (const bar of this.#bars) bar.setAttribute("aria-pressed", bar.dataset.expert === String(expert));
+    for (const bar of this.#bars)
+      bar.setAttribute("aria-pressed", bar.dataset.expert === String(expert));
     if (expert !== null) this.#point(expert);
   }
 
@@ -67,7 +74,8 @@ export class Bars {
   }
 
   #update() {
-    const rows = by("window").value === "start" ? this.experts.map(({ rows }) => rows) : this.recent;
+    const rows =
+      by("window").value === "start" ? this.experts.map(({ rows }) => rows) : this.recent;
     const all = (rows ?? []).reduce((sum, value) => sum + value, 0);
     this.#shares = this.experts.map((_, expert) => (all ? rows[expert] / all : 0));
     const most = Math.max(...this.#shares) || 1;
@@ -84,7 +92,8 @@ export class Bars {
     const recent = by("window").value === "start" ? "" : " of the last minute";
     this.#bars.forEach((bar, expert) => {
       const { classes } = this.experts[expert];
-      const share = this.busiest === null ? "no traffic" : `${percent(this.#shares[expert])} of rows`;
+      const share =
+        this.busiest === null ? "no traffic" : `${percent(this.#shares[expert])} of rows`;
       const text = `Expert ${expert}: ${plural(classes, "class", "classes")}, ${share}${recent}`;
       const name = expert === this.chosen ? `${text}, chosen by the last answer` : text;
       bar.setAttribute("aria-label", name);
@@ -93,11 +102,14 @@ export class Bars {
     by("bars-legend").replaceChildren(
       make("span", { textContent: `up: classes held, at most ${count(this.most)}` }),
       make("span", {
-        textContent: this.busiest === null
-          ? `down and shade: share of rows; none${recent || " yet"}`
-          : `down and shade: share of rows${recent}, at most ${percent(this.busiest)}`,
+        textContent:
+          this.busiest === null
+            ? `down and shade: share of rows; none${recent || " yet"}`
+            : `down and shade: share of rows${recent}, at most ${percent(this.busiest)}`,
       }),
-      ...(this.chosen === null ? [] : [make("span", { textContent: `▾ chosen last: ${this.chosen}` })]),
+      ...(this.chosen === null
+        ? []
+        : [make("span", { textContent: `▾ chosen last: ${this.chosen}` })]),
     );
   }
 
@@ -127,7 +139,9 @@ export class Bars {
     this.#order.forEach((expert, at) => {
       this.#bars[expert].querySelector(".tick")?.remove();
       if ((at % this.#columns) % step === 0 && number <= 500) {
-        this.#bars[expert].append(make("span", { className: "tick", textContent: expert, "aria-hidden": "true" }));
+        this.#bars[expert].append(
+          make("span", { className: "tick", textContent: expert, "aria-hidden": "true" }),
+        );
       }
     });
   }
@@ -142,8 +156,12 @@ export class Bars {
     const at = this.#order.indexOf(this.#now);
     const last = this.#order.length - 1;
     const to = {
-      ArrowLeft: at - 1, ArrowRight: at + 1, ArrowUp: at - this.#columns, ArrowDown: at + this.#columns,
-      Home: 0, End: last,
+      ArrowLeft: at - 1,
+      ArrowRight: at + 1,
+      ArrowUp: at - this.#columns,
+      ArrowDown: at + this.#columns,
+      Home: 0,
+      End: last,
     }[event.key];
     if (to === undefined) return;
     event.preventDefault();

@@ -26,7 +26,9 @@ export class Classes {
 
   show(model) {
     this.#model = model;
-    by("search-label").textContent = model.labels ? "Name or id" : "Id: this model's classes have no names";
+    by("search-label").textContent = model.labels
+      ? "Name or id"
+      : "Id: this model's classes have no names";
     if (by("search").value) this.#search();
     else this.#clear();
   }
@@ -43,7 +45,9 @@ export class Classes {
     clearTimeout(this.#timer);
     const text = by("search").value.trim();
     if (!text) return this.#clear();
-    const { found, signal } = this.#asked(`classes?limit=${LIMIT}&search=${encodeURIComponent(text)}`);
+    const { found, signal } = this.#asked(
+      `classes?limit=${LIMIT}&search=${encodeURIComponent(text)}`,
+    );
     await this.#report(async () => {
       const { classes, more } = await found;
       this.#list(classes, more);
@@ -76,21 +80,31 @@ export class Classes {
   }
 
   #list(classes, more) {
-    const first = more ? `The first ${count(classes.length)} of more.` : `${plural(classes.length, "class", "classes")} found.`;
+    const first = more
+      ? `The first ${count(classes.length)} of more.`
+      : `${plural(classes.length, "class", "classes")} found.`;
     by("search-said").textContent = classes.length ? first : "No class found.";
     by("found").replaceChildren(...classes.map((found) => this.#item(found)));
   }
 
   #item({ id, label, experts }) {
     const links = experts.map((expert) => {
-      const open = make("button", { type: "button", className: "link", textContent: expert, "aria-label": `Expert ${expert}` });
+      const open = make("button", {
+        type: "button",
+        className: "link",
+        textContent: expert,
+        "aria-label": `Expert ${expert}`,
+      });
       open.addEventListener("click", () => this.openExpert(expert));
       return open;
     });
     const held = experts.length === 1 ? "in expert" : `in ${count(experts.length)} experts`;
-    return make("li", {},
+    return make(
+      "li",
+      {},
       make("span", { className: "name", textContent: named(label, id) }),
       make("span", { className: "id", textContent: label === null ? "" : id }),
-      make("span", { className: "in" }, experts.length ? held : "in no expert", ...links));
+      make("span", { className: "in" }, experts.length ? held : "in no expert", ...links),
+    );
   }
 }

@@ -27,7 +27,7 @@ export class Expert {
     this.#number = null;
     by("expert-number").max = model.n_experts - 1;
     by("expert-number").value = "";
-    this.#clear("Choose a bar above, or enter a number.");
+    this.#clear("Choose a bar, or enter a number.");
   }
 
   async open(number) {
@@ -54,7 +54,8 @@ export class Expert {
     this.#asking?.abort();
     const asking = (this.#asking = new AbortController());
     const number = this.#number;
-    const path = `${this.#model.path}/experts/${encodeURIComponent(number)}/classes?offset=${this.#offset}&limit=${PAGE}`;
+    const classes = `${this.#model.path}/experts/${encodeURIComponent(number)}/classes`;
+    const path = `${classes}?offset=${this.#offset}&limit=${PAGE}`;
     try {
       this.#list(await json(path, { signal: asking.signal }));
     } catch (error) {
@@ -68,14 +69,22 @@ export class Expert {
   #list({ expert, total, offset, classes, labels }) {
     this.#number = expert;
     by("expert-title").textContent = `Expert ${expert}`;
-    by("held").replaceChildren(...classes.map((id, at) => make("li", {},
-      make("span", { className: "id", textContent: id }),
-      make("span", { className: "name", textContent: named(labels?.[at], id) }))));
+    by("held").replaceChildren(
+      ...classes.map((id, at) =>
+        make(
+          "li",
+          {},
+          make("span", { className: "id", textContent: id }),
+          make("span", { className: "name", textContent: named(labels?.[at], id) }),
+        ),
+      ),
+    );
     by("held").tabIndex = classes.length ? 0 : -1;
     by("pages").hidden = total <= PAGE;
     by("previous").disabled = offset === 0;
     by("next").disabled = offset + classes.length >= total;
-    by("page").textContent = `${count(offset + 1)} to ${count(offset + classes.length)} of ${count(total)}`;
+    by("page").textContent =
+      `${count(offset + 1)} to ${count(offset + classes.length)} of ${count(total)}`;
     by("expert-said").textContent = total ? "" : "It holds no class.";
     if (this.experts) this.follow(this.experts);
     this.opened(expert);

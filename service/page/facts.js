@@ -12,9 +12,19 @@ export function show(model) {
     ["Speedup trained", times(model.trained_flops_speedup)],
     ["Speedup live", model.flops_speedup === null ? null : times(model.flops_speedup)],
   ];
-  by("facts").replaceChildren(...facts.map(([name, value]) => make("div", {},
-    make("dt", { textContent: name }),
-    make("dd", { className: value === null ? "none" : "", textContent: value ?? missing(name) }))));
+  by("facts").replaceChildren(
+    ...facts.map(([name, value]) =>
+      make(
+        "div",
+        {},
+        make("dt", { textContent: name }),
+        make("dd", {
+          className: value === null ? "none" : "",
+          textContent: value ?? missing(name),
+        }),
+      ),
+    ),
+  );
 }
 
 const missing = (name) => (name === "Speedup live" ? "no traffic yet" : "not known");
@@ -22,7 +32,10 @@ const missing = (name) => (name === "Speedup live" ? "no traffic yet" : "not kno
 export function refused(info) {
   const text = info.found
     .filter(({ state }) => state === "refused" || state === "loading")
-    .map(({ version, state, reason }) => `Version ${version} is ${state}${reason ? `: ${reason}` : "."}`)
+    .map(
+      ({ version, state, reason }) =>
+        `Version ${version} is ${state}${reason ? `: ${reason}` : "."}`,
+    )
     .join(" ");
   by("refused").textContent = text;
   by("refused").hidden = !text;

@@ -29,10 +29,12 @@ export function seconds(value) {
   return `${value.toFixed(1)} s`;
 }
 
-export const rate = (perSecond) => (perSecond < 10 ? perSecond.toFixed(1) : count(Math.round(perSecond)));
+export const rate = (perSecond) =>
+  perSecond < 10 ? perSecond.toFixed(1) : count(Math.round(perSecond));
 
 export const range = (first, last) =>
   first === last ? count(first) : `${count(first)} to ${count(last)}`;
 
 // An empty name would be invisible.
-export const named = (label, id) => (label === null || label === undefined ? `Class ${id}` : label.trim() || "(no name)");
+export const named = (label, id) =>
+  label === null || label === undefined ? `Class ${id}` : label.trim() || "(no name)";

@@ -11,7 +11,8 @@ export class Keys {
     by("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
       const text = by("key-text").value.trim();
-      if (!PRINTABLE.test(text)) return this.#say("A key has letters, digits and signs, and no spaces.");
+      if (!PRINTABLE.test(text))
+        return this.#say("A key has letters, digits and signs, and no spaces.");
       key.set(text);
       changed();
     });

@@ -52,11 +52,13 @@ export class Matrix {
     [canvas.width, canvas.height] = [counts[0].length, counts.length];
     const context = canvas.getContext("2d");
     context.fillStyle = getComputedStyle(canvas).color;
-    counts.forEach((row, r) => row.forEach((held, c) => {
-      if (!held) return;
-      context.globalAlpha = FAINTEST + (1 - FAINTEST) * (held / this.#room(r, c));
-      context.fillRect(c, r, 1, 1);
-    }));
+    counts.forEach((row, r) =>
+      row.forEach((held, c) => {
+        if (!held) return;
+        context.globalAlpha = FAINTEST + (1 - FAINTEST) * (held / this.#room(r, c));
+        context.fillRect(c, r, 1, 1);
+      }),
+    );
   }
 
   async #load() {
@@ -92,7 +94,8 @@ export class Matrix {
   #summary(model) {
     const held = this.#matrix.counts.flat().reduce((sum, value) => sum + value, 0);
     const copies = (held / model.n_classes).toFixed(2);
-    return `${plural(model.n_experts, "expert")} hold ${plural(held, "class", "classes")} between them: ${copies} copies of each on average.`;
+    const who = `${plural(model.n_experts, "expert")} hold ${plural(held, "class", "classes")}`;
+    return `${who} between them: ${copies} copies of each on average.`;
   }
 
   #expertsOf(row) {
@@ -123,10 +126,14 @@ export class Matrix {
     const [row, column] = this.#at ?? [0, 0];
     const far = event.shiftKey ? 10 : 1;
     const to = {
-      ArrowUp: [row - far, column], ArrowDown: [row + far, column],
-      ArrowLeft: [row, column - far], ArrowRight: [row, column + far],
-      Home: [row, 0], End: [row, counts[0].length - 1],
-      PageUp: [row - 10, column], PageDown: [row + 10, column],
+      ArrowUp: [row - far, column],
+      ArrowDown: [row + far, column],
+      ArrowLeft: [row, column - far],
+      ArrowRight: [row, column + far],
+      Home: [row, 0],
+      End: [row, counts[0].length - 1],
+      PageUp: [row - 10, column],
+      PageDown: [row + 10, column],
     }[event.key];
     if (!to) return;
     event.preventDefault();
@@ -163,13 +170,25 @@ export class Matrix {
     const head = ["Expert", "Classes held", "From", "To"];
     const rows = counts.map((row, r) => {
       const held = row.reduce((sum, value) => sum + value, 0);
-      return make("tr", {},
+      return make(
+        "tr",
+        {},
         make("th", { scope: "row", textContent: listed(this.#expertsOf(r)) }),
-        ...[count(held), ...this.#ends(row)].map((text) => make("td", { textContent: text })));
+        ...[count(held), ...this.#ends(row)].map((text) => make("td", { textContent: text })),
+      );
     });
-    place.replaceChildren(make("table", {},
-      make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text })))),
-      make("tbody", {}, ...rows)));
+    place.replaceChildren(
+      make(
+        "table",
+        {},
+        make(
+          "thead",
+          {},
+          make("tr", {}, ...head.map((text) => make("th", { scope: "col", textContent: text }))),
+        ),
+        make("tbody", {}, ...rows),
+      ),
+    );
   }
 
   // The first and the last range that are not empty.
@@ -183,4 +202,6 @@ export class Matrix {
 }
 
 const listed = (experts) =>
-  experts.length > 6 ? `${experts.slice(0, 5).join(", ")} and ${experts.length - 5} more` : experts.join(", ");
+  experts.length > 6
+    ? `${experts.slice(0, 5).join(", ")} and ${experts.length - 5} more`
+    : experts.join(", ");

@@ -1,6 +1,6 @@
 // What the chart needs of /metrics: the histogram of top-k requests, all routes together.
 
-const BUCKET = 'dss_http_request_seconds_bucket{';
+const BUCKET = "dss_http_request_seconds_bucket{";
 const ASKED = /route="[^"]*\/(topk|infer)"/;
 
 // Upper ends of buckets, ascending, and how many requests took at most as long.

@@ -22,7 +22,16 @@ export async function read(file) {
   const width = Number(flat ? shape[1] : shape[2]);
   const rowBytes = width * SIZES[descr[2]];
   if (!rows || !width || file.size !== start + rows * rowBytes) return null;
-  return { file, descr: descr[1] + descr[2], dtype: NAMES[descr[2]], rows, width, flat, start, rowBytes };
+  return {
+    file,
+    descr: descr[1] + descr[2],
+    dtype: NAMES[descr[2]],
+    rows,
+    width,
+    flat,
+    start,
+    rowBytes,
+  };
 }
 
 // The file as it is if it is one row already; otherwise a file with one row of it, unchanged.

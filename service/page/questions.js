@@ -10,6 +10,7 @@ const MOST_SAMPLES = 64;
 const LARGEST = 8 * 2 ** 20; // bytes of a file that is sent as it is
 const FILE_HINT = "float32, float16 or float64 in C order: one row, or several.";
 
+const sizes = ({ rows, width }) => `${plural(rows, "row")} of ${plural(width, "number")}`;
 const hasFiles = (event) => event.dataTransfer.types.includes("Files");
 
 export class Questions {
@@ -19,7 +20,8 @@ export class Questions {
 
   constructor(changed) {
     this.changed = changed;
-    for (const radio of this.#radios()) radio.addEventListener("change", () => this.#choose(radio.value));
+    for (const radio of this.#radios())
+      radio.addEventListener("change", () => this.#choose(radio.value));
     by("sample").addEventListener("change", changed);
     by("row").addEventListener("input", changed);
     by("file").addEventListener("change", (event) => {
@@ -37,9 +39,14 @@ export class Questions {
       `${plural(model.hidden_size, "number")}: a JSON array, or split by commas or spaces.`;
     const { samples, total } = await json(`${model.path}/samples?limit=${MOST_SAMPLES}`);
     this.#samples = samples;
-    options(by("sample"), samples.map((_, at) => [at, `Row ${at}`]));
+    options(
+      by("sample"),
+      samples.map((_, at) => [at, `Row ${at}`]),
+    );
     by("sample-label").textContent =
-      total > samples.length ? `Sample of the bundle: the first ${samples.length} of ${count(total)}` : "Sample of the bundle";
+      total > samples.length
+        ? `Sample of the bundle: the first ${samples.length} of ${count(total)}`
+        : "Sample of the bundle";
     by("no-samples").hidden = samples.length > 0;
     by("from-sample").querySelector(".field").hidden = samples.length === 0;
   }
@@ -65,7 +72,7 @@ export class Questions {
     by("row").max = found ? found.rows - 1 : 0;
     by("row").value = 0;
     by("file-facts").textContent = found
-      ? `${file.name}: ${found.dtype}, ${plural(found.rows, "row")} of ${plural(found.width, "number")}.`
+      ? `${file.name}: ${found.dtype}, ${sizes(found)}.`
       : `${file.name}: not rows of floats as far as this page can tell.`;
     this.#choose("file");
     this.changed();
@@ -73,7 +80,10 @@ export class Questions {
 
   #sample() {
     const row = this.#samples[by("sample").value];
-    if (!row) throw new Unreadable("This model's bundle carries no samples: paste a vector or choose a file.");
+    if (!row)
+      throw new Unreadable(
+        "This model's bundle carries no samples: paste a vector or choose a file.",
+      );
     return row;
   }
 

@@ -12,7 +12,8 @@ export class Recent {
   take(experts, now) {
     const rows = experts.map((expert) => expert.rows);
     const last = this.#looks.at(-1);
-    if (last && rows.some((value, expert) => value < last.rows[expert])) this.clear(); // counted anew
+    // The server has begun to count anew.
+    if (last && rows.some((value, expert) => value < last.rows[expert])) this.clear();
     this.#looks = [...this.#looks.filter((look) => now - look.now <= SECONDS), { now, rows }];
     const first = this.#looks[0].rows;
     return rows.map((value, expert) => value - first[expert]);

@@ -29,7 +29,11 @@ export async function ask(path, { method = "GET", body, type, signal } = {}) {
   let content;
   try {
     response = await fetch(path, {
-      method, headers, body, cache: "no-store", signal: AbortSignal.any(signals),
+      method,
+      headers,
+      body,
+      cache: "no-store",
+      signal: AbortSignal.any(signals),
     });
     content = await response.text();
   } catch (error) {

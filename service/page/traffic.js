@@ -52,18 +52,44 @@ export class Traffic {
     by("traffic-hint").hidden = true;
     const most = (name) => Math.max(...this.#points.map((point) => point[name] ?? 0));
     const [busiest, slowest] = [most("rate"), most("p99")];
-    this.#chart("rate-chart", [["area", "rate"], ["", "rate"]], busiest,
-      `Requests per second: now ${rate(latest.rate)}, at most ${rate(busiest)}`);
-    this.#chart("latency-chart", [["", "p50"], ["dashed", "p99"]], slowest,
-      slowest ? `Latency: now p50 ${said(latest.p50)}, p99 ${said(latest.p99)}, at most ${seconds(slowest)}` : "No requests yet");
+    this.#chart(
+      "rate-chart",
+      [
+        ["area", "rate"],
+        ["", "rate"],
+      ],
+      busiest,
+      `Requests per second: now ${rate(latest.rate)}, at most ${rate(busiest)}`,
+    );
+    this.#chart(
+      "latency-chart",
+      [
+        ["", "p50"],
+        ["dashed", "p99"],
+      ],
+      slowest,
+      slowest
+        ? `Latency: now p50 ${said(latest.p50)}, p99 ${said(latest.p99)}; most ${seconds(slowest)}`
+        : "No requests yet",
+    );
   }
 
   #chart(id, lines, most, name) {
     const chart = by(id);
     chart.setAttribute("aria-label", name);
     if (this.#points.length < 2) return;
-    chart.replaceChildren(...lines.map(([className, what]) =>
-      draw("path", { class: className, d: path(this.#points.map((point) => point[what]), most || 1, className === "area") })));
+    chart.replaceChildren(
+      ...lines.map(([className, what]) =>
+        draw("path", {
+          class: className,
+          d: path(
+            this.#points.map((point) => point[what]),
+            most || 1,
+            className === "area",
+          ),
+        }),
+      ),
+    );
   }
 }
 
@@ -78,7 +104,8 @@ export function path(values, most, closed) {
     const joined = at && values[at - 1] !== null;
     if (closed && !joined) text += `M${x(at)} ${HIGH}L${x(at)} ${y(value)}`;
     else text += `${joined ? "L" : "M"}${x(at)} ${y(value)}`;
-    if (closed && (at === values.length - 1 || values[at + 1] === null)) text += `L${x(at)} ${HIGH}Z`;
+    if (closed && (at === values.length - 1 || values[at + 1] === null))
+      text += `L${x(at)} ${HIGH}Z`;
     // A single point would be invisible.
     else if (!joined && (values[at + 1] ?? null) === null) text += `h0.1`;
   });

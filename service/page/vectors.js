@@ -20,8 +20,13 @@ function fromJson(text) {
     throw new Unreadable("The vector begins with a bracket, but is not a JSON array.");
   }
   if (!Array.isArray(parsed[0])) return parsed;
-  if (parsed.length > 1) throw new Unreadable(`There are ${parsed.length} rows: paste one of them.`);
+  if (parsed.length > 1)
+    throw new Unreadable(`There are ${parsed.length} rows: paste one of them.`);
   return parsed[0];
 }
 
-const fromWords = (text) => text.split(/[\s,;]+/).filter(Boolean).map(Number);
+const fromWords = (text) =>
+  text
+    .split(/[\s,;]+/)
+    .filter(Boolean)
+    .map(Number);
