@@ -35,6 +35,7 @@ from service.client.wire import Address, Deadline, Reply
 T = TypeVar("T")
 Version = int | str  # a number or a label
 
+MOST_SAMPLES = 64  # that a server gives at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds; chance takes a share of it
 KEY_VARIABLE = "DSS_API_KEY"
 FIT = re.compile(r"[!-~]+")  # to stand in a header
@@ -155,7 +156,9 @@ class Core:
         path = f"/models/{quote((yield from self._named(name, deadline)), safe='')}"
         if version is not None:
             path += f"/versions/{quote(str(version), safe='')}"
-        return (yield from self._get(f"{path}/samples", facts.samples, deadline))
+        return (
+            yield from self._get(f"{path}/samples?limit={MOST_SAMPLES}", facts.samples, deadline)
+        )
 
     def ready(self, timeout: float | None) -> Steps[bool]:
         """Not tried again: who asks wants to know now."""
