@@ -102,7 +102,7 @@ def test_what_was_put_aside_is_evaluated(
     exported: Path, captured: Captured, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
-    done = dss("evaluate", exported, "--capture", captured.folder, "--json", report)
+    done = dss("evaluate", exported, "--capture", captured.folder, "--out", report)
     assert done.returncode == 0, done.stderr
     figures = json.loads(report.read_text())
     assert figures["rows"] == captured.valid_rows == 500
@@ -115,7 +115,7 @@ def test_without_any_put_aside_all_are_evaluated(
 ) -> None:
     out = tmp_path / "out"
     capture(model, "fc", batches(model, 2, 2), out)
-    done = dss("evaluate", exported, "--capture", out, "--json", tmp_path / "report.json")
+    done = dss("evaluate", exported, "--capture", out, "--out", tmp_path / "report.json")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["rows"] == 200
 

@@ -210,7 +210,7 @@ def test_a_failure_leaves_stdout_empty(tmp_path: Path) -> None:
         ),
         (["bench", "engin"], "Did you mean 'engine'?", "dss bench"),
         (["inspect"], "Missing argument 'BUNDLE'.", "dss inspect"),
-        (["train"], "Give either --task or --hidden.", "dss train"),
+        (["train"], "Give one of --task, --capture and --hidden.", "dss train"),
         (["query"], "Give rows: either --input FILE or --sample.", "dss query"),
         (["inspect", "a", "b"], "Got unexpected extra argument (b).", "dss inspect"),
         (["query", "--ca", "none.pem"], "'none.pem' does not exist.", "dss query"),

@@ -205,9 +205,10 @@ def test_unloading_and_loading(client: httpx.Client, folder: Path) -> None:
     assert client.post("/v2/repository/models/spare/unload").status_code == 200
     assert client.post("/models/spare/topk", json={}).status_code == 404
     made(folder, "spare", 2)
-    made(folder, "later", 1)  # once this is found, the folder has been looked at
-    serves(client, "later", 1)
     unloaded = ("not loaded", "The model was unloaded.")
+    wait_until(lambda: found(client, "spare") == {2: unloaded, 1: unloaded})
+    made(folder, "later", 1)  # once this is found, the folder has been looked at once more
+    serves(client, "later", 1)
     assert found(client, "spare") == {2: unloaded, 1: unloaded}
     index = client.post("/v2/repository/index", json={"ready": True}).json()
     assert "spare" not in {entry["name"] for entry in index}
