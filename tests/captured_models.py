@@ -23,8 +23,9 @@ class Words(nn.Module):
 
     def forward(self, tokens: Tensor, state: object = None) -> tuple[Tensor, object]:
         hidden, state = self.hidden(tokens, state)
-        logits = self.head(hidden)
-        logits[..., 0] = -torch.inf  # a model may write to its logits
+        logits = self.head(input=hidden)
+        hidden.zero_()  # a model may write to either
+        logits[..., 0] = -torch.inf
         return logits, state
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from service.errors import DSSError
-from trainer import capture, captures
+from trainer import DSSoftmax, capture, captures
 from trainer.capture_batches import BatchUnclear, LabelsUnclear
 from trainer.capture_model import HeadCalledAgain, HeadMissing, HeadNotCalled, HeadUnsuitable
 from trainer.capture_reader import (
@@ -325,8 +325,12 @@ def with_value(value: float) -> Words:
     return model
 
 
-def other_sizes() -> nn.Module:
-    return nn.Sequential(nn.Embedding(N, D), nn.Linear(D, N), nn.Flatten(), nn.Linear(7 * N, 3))
+class Rounded(nn.Module):
+    """As quantised layers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(N, D, dtype=torch.int8))
 
 
 CASES: dict[str, tuple[type[DSSError], str, Callable[[Path], object]]] = {
@@ -342,8 +346,20 @@ CASES: dict[str, tuple[type[DSSError], str, Callable[[Path], object]]] = {
     ),
     "no matrix": (
         HeadUnsuitable,
-        "lstm is a LSTM without a matrix",
+        "lstm is a LSTM without a plain matrix",
         lambda out: capture(Words(), "lstm", sentences(1), out),
+    ),
+    "whole numbers": (
+        HeadUnsuitable,
+        "is a Rounded without a plain matrix",
+        lambda out: capture(nn.Sequential(nn.Linear(D, D), Rounded()), "1", sentences(1), out),
+    ),
+    "a sparse layer": (
+        HeadUnsuitable,
+        "1 is a sparse layer already",
+        lambda out: capture(
+            nn.Sequential(nn.Linear(D, D), DSSoftmax(D, N, 2)), "1", sentences(1), out
+        ),
     ),
     "never called": (
         HeadNotCalled,

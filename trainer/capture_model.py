@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from service.errors import DSSError
+from trainer.layer import DSSoftmax
 
 NAMED = 8  # modules that are listed where a head is not found
 
@@ -99,9 +100,16 @@ def find_head(model: nn.Module, head: str | nn.Module) -> Head:
             )
         name, module = names[0], head
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta:
+    if isinstance(module, DSSoftmax):
+        raise HeadUnsuitable(f"{name} is a sparse layer already; put the full one in its place.")
+    if (
+        not isinstance(weight, Tensor)
+        or weight.ndim != 2
+        or not weight.is_floating_point()  # quantised
+        or weight.is_meta  # kept elsewhere
+    ):
         raise HeadUnsuitable(
-            f"{name} is a {type(module).__name__} without a matrix of its own, of a row for each"
+            f"{name} is a {type(module).__name__} without a plain matrix `weight` of a row for each"
             f" class{_suggested('', modules)}"
         )
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
@@ -137,7 +145,8 @@ def watched(head: Head) -> Iterator[None]:
         return
     own = head.module.__dict__.get("forward")
 
-    def forward(hidden: Tensor, *_: object, **__: object) -> Tensor:
+    def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
+        hidden, *_ = *args, *kwargs.values()
         return _recorded(head, hidden)
 
     head.module.__dict__["forward"] = forward
@@ -174,8 +183,8 @@ class _UsedRows(TorchFunctionMode):
 
 
 def _recorded(head: Head, hidden: Tensor) -> Tensor:
-    head.given.append(hidden)
-    # Not one zero for all: a model may write to its logits.
+    head.given.append(hidden.clone())
+    # A copy, and not one zero for all logits: a model may write to either.
     return hidden.new_zeros(*hidden.shape[:-1], len(head.weight))
 
 
