@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from service import bars
 from service.errors import DSSError
 from trainer import DSSoftmax, capture, captures
 from trainer.capture_batches import BatchUnclear, LabelsUnclear
@@ -210,15 +212,20 @@ def test_validation_batches_of_their_own(tmp_path: Path) -> None:
     assert np.array_equal(load(found.valid_labels), next_words(model, others)[1])
 
 
-def test_the_bar_knows_what_is_left() -> None:
-    def total(batches: Any, limit: int | None) -> tuple[float | None, bool]:  # noqa: ANN401
-        reading = Pass("some", batches, 0.0, limit)
-        with reading.bar(shown=False) as bar:
-            return bar.total, reading.in_batches
+def test_the_bar_knows_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int | None]] = []
 
-    assert total([1, 2, 3], None) == (3, True)
-    assert total([1, 2, 3], 70) == (70, False)
-    assert total(iter([1, 2]), None) == (None, False)
+    @contextmanager
+    def noted(description: str, total: int | None) -> Iterator[bars.Bar]:
+        seen.append((description, total))
+        yield bars.Bar()
+
+    monkeypatch.setattr(bars, "bar", noted)
+    for batches, limit in (([1, 2, 3], None), ([1, 2, 3], 70), (iter([1, 2]), None)):
+        reading = Pass("vectors", batches, 0.0, limit)
+        with reading.bar(shown=True), reading.bar(shown=False):
+            pass
+    assert seen == [("vectors, batches", 3), ("vectors, rows", 70), ("vectors, rows", None)]
 
 
 # --- the model stays as it was ----------------------------------------------------------------

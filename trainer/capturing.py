@@ -4,7 +4,7 @@ M rows, D hidden, N classes.
 """
 
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import floor
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
-from tqdm import tqdm
 
+from service import bars
 from service.errors import DSSError
 from trainer.capture_batches import Batch, DefaultLabels, Forward, Labels, run_model
 from trainer.capture_files import SPLITS, CaptureFolder
@@ -134,11 +134,13 @@ class Pass:
         aside = floor(number * self.aside) > floor((number - 1) * self.aside)
         return "valid" if aside else "train"
 
-    def bar(self, shown: bool) -> "tqdm[Any]":
+    def bar(self, shown: bool) -> AbstractContextManager[bars.Bar]:
         """In rows up to the limit, or else in batches if it is known how many there are."""
+        if not shown:
+            return nullcontext(bars.Bar())
         total = self.limit if self.limit is not None else self.n_batches
-        unit = "batch" if self.in_batches else "row"
-        return tqdm(total=total, desc=self.name, unit=unit, disable=None if shown else True)
+        unit = "batches" if self.in_batches else "rows"
+        return bars.bar(f"{self.name}, {unit}", total)
 
     @property
     def in_batches(self) -> bool:
@@ -177,7 +179,7 @@ def _read_all(
                 count = len(wanted.labels)
                 rows[split] += count
                 number += 1
-                bar.update(1 if reading.in_batches else count)
+                bar.advance(1 if reading.in_batches else count)
                 if room is not None:
                     room -= count
                     if not room:
