@@ -20,7 +20,7 @@ EXTRA = "doubly-sparse-softmax[train]"
 INTERRUPTED = 130
 
 START = (
-    "dss train --hidden h.npy --labels y.npy --head w.npy --speedup 20 --out run",
+    "dss train --capture captured --experts 64 --speedup 20 --out run",
     "dss export run models/own/1",
     "dss serve --models models",
 )
