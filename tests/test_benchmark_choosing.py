@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from documents import ROOT
+
 from benchmarks.choosing import DOCUMENT, DROPPING, KEEP_ONE, RESULTS, plan
 from benchmarks.choosing_report import draw, gain, markdown, trained
-from documents import ROOT
 
 RUN = json.loads((ROOT / RESULTS).read_text())
 
