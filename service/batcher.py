@@ -42,7 +42,7 @@ from service.waiting import Bounds, Job, Kind, Waiting
 logger = logging.getLogger(__name__)
 
 INLINE_SECONDS = 0.001  # what the event loop may be held up by a call
-BATCH_SECONDS = 0.02  # what a request may be held up by those it is joined with
+BATCH_SECONDS = 0.01  # what a request may be held up by those it is joined with
 NO_WAIT = (0.0,)
 NEVER = float("inf")
 

@@ -89,7 +89,7 @@ class Queue(BaseModel):
     max_burst_seconds: PositiveFloat = 0.2
     # What is joined into one call. A long one gains little and makes its first request wait.
     max_batch_rows: PositiveInt = 1024
-    max_batch_seconds: PositiveFloat = 0.02
+    max_batch_seconds: PositiveFloat = 0.01
     # A call expected to take no longer is made on the event loop, others in the engine's thread.
     inline_seconds: NonNegativeFloat = 0.001
 
