@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.engine_report import table, time
+from benchmarks.engine_report import measured_on, table, time
 
 Point = dict[str, Any]
 
@@ -87,18 +87,9 @@ def markdown(results: dict[str, Any], image: str) -> str:
         " thread."
     )
     rows = (_row(point) for point in results["points"])
-    return "\n\n".join([picture, table(header, rows), f"{words} {_measured(results)}"])
-
-
-def _measured(results: dict[str, Any]) -> str:
-    """Not as a block to run: it takes an hour."""
-    machine = dict(results["machine"])
-    cpu, cores = machine.pop("cpu"), machine.pop("cores")
-    versions = ", ".join(f"{name} {version}" for name, version in machine.items())
-    return (
-        f"Measured on {cores} cores of an {cpu} with {versions} by"
-        " `python -m benchmarks.choosing`, which says how."
-    )
+    # Not as a block to run: it takes an hour.
+    how = f"{measured_on(results)} by `python -m benchmarks.choosing`, which says how."
+    return "\n\n".join([picture, table(header, rows), f"{words} {how}"])
 
 
 def _row(point: Point) -> list[str]:

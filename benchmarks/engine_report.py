@@ -84,11 +84,15 @@ def _run(title: str, run: Run, image: str) -> str:
     return "\n\n".join(parts)
 
 
-def machine_line(run: Run) -> str:
+def measured_on(run: Run) -> str:
     machine = dict(run["machine"])
     cpu, cores = machine.pop("cpu"), machine.pop("cores")
     versions = ", ".join(f"{name} {version}" for name, version in machine.items())
-    return f"Measured on {cores} cores of an {cpu} with {versions}:\n\n```sh\n{run['command']}\n```"
+    return f"Measured on {cores} cores of an {cpu} with {versions}"
+
+
+def machine_line(run: Run) -> str:
+    return f"{measured_on(run)}:\n\n```sh\n{run['command']}\n```"
 
 
 def ratio_table(run: Run) -> str:
