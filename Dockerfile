@@ -55,7 +55,7 @@ RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl
         onnxruntime/tools onnxruntime/transformers \
     && find pygments/lexers -name "*.py" ! -name __init__.py ! -name _mapping.py -delete \
     && find llvmlite ml_dtypes uvloop httptools -name '*.so' -exec strip --strip-unneeded {} + \
-    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m service.compile_cache --all
+    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m service.engine.kernels --all
 
 
 # Some packages hold files for other Pythons, which this one cannot compile.
@@ -63,7 +63,7 @@ FROM trainer-packages AS trainer-venv
 COPY --from=project /dist /dist
 RUN pip --python /opt/venv/bin/python install --no-compile --no-deps /dist/*.whl \
     && { python -m compileall -qq -j 0 /opt/venv/lib || true; } \
-    && /opt/venv/bin/python -m service.compile_cache --all
+    && /opt/venv/bin/python -m service.engine.kernels --all
 
 
 FROM base AS runtime
@@ -102,13 +102,13 @@ WORKDIR /srv
 COPY --from=service-venv /opt/venv /opt/venv
 COPY --from=project /models /models
 # Its user cannot write byte code, so what a start and a health check import is compiled here.
-RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli, service.nursery, service.probe, service.server, \
-    service.workers, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1
+RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli, service.server.forkserver, service.healthcheck, service.server, \
+    service.server.supervisor, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1
 USER 10001:10001
 EXPOSE 8000
 CMD ["serve"]
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
-    CMD ["python", "-m", "service.probe"]
+    CMD ["python", "-m", "service.healthcheck"]
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="doubly-sparse-softmax" \

@@ -13,12 +13,12 @@ install: $(VENV)/.serve
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
-	$(BIN)/python -m service.compile_cache # compiles the engine's loops, once
+	$(BIN)/python -m service.engine.kernels # compiles the engine's loops, once
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
 	# Compiles what is rarely served, but tested, while packages are downloaded.
-	$(BIN)/python -m service.compile_cache --all & compiling=$$!; \
+	$(BIN)/python -m service.engine.kernels --all & compiling=$$!; \
 	$(INSTALL) --editable '.[train,baselines,otel,dev]' && wait $$compiling
 	touch $@
 
@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 
 # kserve's client and its downloader, which need older libraries than this project.
 kserve: $(VENV)/.dev $(VENV)-kserve/.storage
-	KSERVE_PYTHON=$(VENV)-kserve/bin/python $(BIN)/pytest tests/test_kserve.py tests/test_pod_life.py
+	KSERVE_PYTHON=$(VENV)-kserve/bin/python $(BIN)/pytest tests/serving/api/test_kserve.py tests/deployment/test_pod_life.py
 
 $(VENV)-kserve/.storage:
 	$(PYTHON) -m venv $(VENV)-kserve
@@ -40,7 +40,7 @@ $(VENV)-kserve/.storage:
 # Builds the service's image and runs it confined, without a container engine; as root, needs apt's
 # buildah and debootstrap. PROVE_DIR keeps what can be used again.
 image-test:
-	PYTHON=$(PYTHON) deploy/prove-image.sh service
+	PYTHON=$(PYTHON) deploy/image/test.sh service
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -52,7 +52,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m benchmarks.engines.demo
 
 # Needs wrk; makes the peers' environments under .venv-peers on first use.
 bench-http: $(VENV)/.dev
@@ -72,7 +72,7 @@ demo: $(VENV)/.dev
 
 # The synthetic table and pictures of README: 3 seeds of both sizes and the ablations.
 figures: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.synthetic
+	$(BIN)/python -m benchmarks.training.synthetic
 
 # After a change of deploy/grafana/*.py.
 dashboard: $(VENV)/.dev
@@ -81,8 +81,8 @@ dashboard: $(VENV)/.dev
 # What the dashboard looks like, without Grafana: a service, a Prometheus (apt's) and MINUTES of traffic.
 MINUTES ?= 3
 dashboard-picture: $(VENV)/.dev
-	$(BIN)/python -m deploy.grafana.picture --minutes $(MINUTES)
+	$(BIN)/python -m deploy.pictures.dashboard --minutes $(MINUTES)
 
 # What the page at / looks like: a service with the demo model, some traffic, and Chromium (apt's).
 explorer-picture: $(VENV)/.dev
-	$(BIN)/python -m deploy.explorer_picture
+	$(BIN)/python -m deploy.pictures.explorer

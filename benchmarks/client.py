@@ -28,14 +28,14 @@ import tritonclient.http as triton
 from numpy.typing import NDArray
 from tritonclient.http import aio
 
-from benchmarks.engine_report import table, write_part
+from benchmarks.engines.report import table, write_part
 from service.bench import server
 from service.bench.server import Server
 from service.client import AsyncClient, Client, answers
+from service.client.http1 import Reply
 from service.client.rows import body
-from service.client.wire import Reply
-from service.machine import machine
-from trainer.files import write_json
+from service.system.machine import machine
+from trainer.data.files import write_json
 
 RESULTS = Path("benchmarks/results/client.json")
 BUNDLE = Path("models/demo/1")

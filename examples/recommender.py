@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from service import bundle
-from service.cli import cli
+from service.cli.main import cli
 from service.engine import Engine
 from trainer import capture
 

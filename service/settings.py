@@ -32,9 +32,9 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from service import cpus
 from service.errors import DSSError
-from service.keys import Key
+from service.http.auth.keys import Key
+from service.system import cpu_quota
 
 WITH_SECRETS = {"secrets": True}  # the context in which a dump of settings shows them
 
@@ -217,7 +217,7 @@ class Settings(BaseSettings):
     @field_validator("workers", mode="before")
     @classmethod
     def _one_a_cpu(cls, asked: object) -> object:
-        return cpus.whole() if asked == "auto" else asked
+        return cpu_quota.whole() if asked == "auto" else asked
 
     @model_validator(mode="after")
     def _largest_request_fits_the_queue(self) -> Self:

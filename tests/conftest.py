@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import httpx
 import hypothesis
 import pytest
-from server import Running, running
-from tiny import write_tiny
+from helpers.server import Running, running
+from helpers.tiny_bundle import write_tiny
 
 from service import bundle
 from service.engine import Engine
@@ -74,7 +74,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     """One for each file: while it runs there is an event loop, which is in other tests' way."""
-    from browsing import launched  # most files need none
+    from helpers.browser import launched  # most files need none
 
     with launched() as started:
         yield started

@@ -20,9 +20,9 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.chaos import tables
-from benchmarks.chaos.figures import Context, Figures, NotPossible
-from benchmarks.chaos.scenarios import NAMES, scenario, title
-from service.machine import machine
+from benchmarks.chaos.harness.verdict import Context, Figures, NotPossible
+from benchmarks.chaos.scenarios.registry import NAMES, scenario, title
+from service.system.machine import machine
 
 RESULTS = Path("benchmarks/results/chaos.json")
 PACKAGES = ("fastapi", "httptools", "numba", "numpy", "onnxruntime", "orjson", "uvicorn", "uvloop")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.http_tables import MarksMissing
+from benchmarks.http.tables import MarksMissing
 
 BEGIN, END = "<!-- chaos:begin -->", "<!-- chaos:end -->"
 MIB = 2**20

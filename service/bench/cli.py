@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from service import bars
 from service.errors import DSSError
-from service.messages import say, teller
-from service.terminal import json_option, show_json
+from service.terminal import progress
+from service.terminal.console import json_option, show_json
+from service.terminal.messages import say, teller
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,7 +118,7 @@ def engine(
     tell = teller(as_json)
     n_engines = len(backend) * len(threads)
     needed = n_engines * len(batch) * len(k) * len(experts) * seconds * (1 + engines.WARM_UP_SHARE)
-    with bars.bar(f"measuring for {needed:.0f} s", n_engines, steady=True) as bar:
+    with progress.bar(f"measuring for {needed:.0f} s", n_engines, steady=True) as bar:
         for measured in engines.sweep(sweep):
             if not points:
                 size = measured.bundle_bytes
@@ -208,7 +208,7 @@ def http(
         tell(f"{server.url}, model {asked.name}; {body_format} rows: {measured.rows}\n")
         tell(click.style(report.head(report.HTTP), bold=True))
         points = []
-        with bars.bar("measuring", len(batch) * len(concurrency), steady=True) as bar:
+        with progress.bar("measuring", len(batch) * len(concurrency), steady=True) as bar:
             for point in measured.points:
                 points.append(point)
                 tell(report.line(report.HTTP, point))
@@ -248,7 +248,7 @@ def _server(target: str, workers: int | None) -> "AbstractContextManager[Server]
 def _samples(folder: Path, model: str, version: int) -> "NDArray[np.float32] | None":
     """Those of the bundle that is served."""
     from service.bench import rows
-    from service.manifest import MANIFEST
+    from service.bundle.manifest import MANIFEST
 
     if not (folder / MANIFEST).is_file():
         folder = folder / model / str(version)

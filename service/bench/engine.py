@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bench import processes, rows
+from service.bench import proc_stats, rows
+from service.bundle.manifest import read_manifest
 from service.engine import BackendName, Engine
-from service.manifest import read_manifest
 
 WARM_UP_SHARE = 0.2
 LEAST_CALLS = 10
@@ -60,7 +60,7 @@ def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
     manifest = read_manifest(plan.bundle)
     source = rows.choose(plan.hidden, rows.samples(plan.bundle), manifest.hidden_size)
     batches = {size: source.batches(size) for size in plan.batches}
-    before = processes.resident_bytes([os.getpid()])
+    before = proc_stats.resident_bytes([os.getpid()])
     started = perf_counter()
     engine = Engine(bundle.read(plan.bundle), threads, backend)
     load_seconds = perf_counter() - started
@@ -68,7 +68,7 @@ def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
         engine.check(batches[max(batches)][0], k, experts)
     for hidden in batches[max(batches)]:  # what is only mapped comes into memory when it is used
         engine.topk(hidden, min(plan.ks), min(plan.experts))
-    after = processes.resident_bytes([os.getpid()])
+    after = proc_stats.resident_bytes([os.getpid()])
     resident = None if before is None or after is None else after - before
     points = []
     for k, experts, batch in product(plan.ks, plan.experts, plan.batches):
@@ -87,8 +87,8 @@ def measure_engine(plan: Sweep, backend: BackendName, threads: int) -> Measured:
 
 def _import_backends() -> None:
     """What a server has in memory without any model is not the bundle's."""
-    import service.compiled_backend
-    import service.onnx_backend  # noqa: F401
+    import service.engine.compiled
+    import service.engine.onnx_sessions  # noqa: F401
 
 
 def measure(

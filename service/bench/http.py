@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import npy
-from service.bench import load, processes
+from service.bench import load, proc_stats
 from service.bench.load import Load, NotReachable, Plan
 from service.bench.rows import Rows, choose
 from service.bench.server import Model, Server, ServerNotReachable
 from service.errors import DSSError
-from service.machine import cores
+from service.system.machine import cores
 
 WINDOWS = 3
 TOLERANCE = 0.1
@@ -83,7 +83,7 @@ class Target:
 
 
 def _points(plan: Sweep, server: Server, model: Model, rows: Rows) -> Iterator[dict[str, Any]]:
-    pids = processes.serving(server.port) if server.is_local else []
+    pids = proc_stats.serving(server.port) if server.is_local else []
     with ProcessPoolExecutor(plan.generators, get_context("spawn")) as generators:
         list(generators.map(abs, range(plan.generators)))  # the first load waits for no process
         target = Target(server, model, pids, generators)
@@ -138,10 +138,10 @@ def _measure(
         )
     ]
     sleep(max(0.0, starts - monotonic()))
-    cpu_before = processes.cpu_seconds(pids)
+    cpu_before = proc_stats.cpu_seconds(pids)
     sleep(max(0.0, ends - monotonic()))
-    cpu_after = processes.cpu_seconds(pids)
-    resident = processes.resident_bytes(pids)
+    cpu_after = proc_stats.cpu_seconds(pids)
+    resident = proc_stats.resident_bytes(pids)
     try:
         loads = [generator.result() for generator in running]
     except NotReachable as error:

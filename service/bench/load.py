@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, process_time
 
-from service.bench.answer import Answer, AnswerNotUnderstood, is_ok, problem
+from service.bench.http_reader import Answer, AnswerNotUnderstood, is_ok, problem
 
 RECEIVE_BYTES = 2**16
 CONNECT_SECONDS = 5.0

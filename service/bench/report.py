@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import DSSError
-from service.machine import machine
+from service.system.machine import machine
 
 UNKNOWN = "-"
 PACKAGES = ("doubly-sparse-softmax", "numpy", "numba", "onnxruntime", "uvicorn")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle.manifest import SAMPLES, read_manifest
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
-from service.manifest import SAMPLES, read_manifest
 
 NOISE_ROWS = 4096
 MOST_ROWS = 2**14

@@ -17,9 +17,9 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
+from service.bundle.manifest import MANIFEST
 from service.errors import DSSError
-from service.folders import NAME, scan
-from service.manifest import MANIFEST
+from service.repository.folder import NAME, scan
 
 START_SECONDS = 120.0  # its loops may have to be compiled
 STOP_SECONDS = 20.0

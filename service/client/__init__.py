@@ -5,8 +5,8 @@ nothing; `blocking.py` and `asynchronous.py` take the steps.
 """
 
 from service.client.answers import Answer
-from service.client.asynchronous import AsyncClient
-from service.client.blocking import Client
+from service.client.async_client import AsyncClient
+from service.client.client import Client
 from service.client.errors import (
     AnswerMalformed,
     ClientClosed,
@@ -21,7 +21,7 @@ from service.client.errors import (
     Unavailable,
     WrongAddress,
 )
-from service.client.facts import (
+from service.client.model_info import (
     ExpertInfo,
     FoundVersion,
     ModelInfo,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service import records
 from service.client.errors import AnswerMalformed
-from service.client.wire import Reply
+from service.client.http1 import Reply
 
 JSON, NPY = "application/json", "application/x-npy"
 PREAMBLE = 10  # bytes before the text of a .npy header: magic, version, length

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import orjson
 from numpy.typing import ArrayLike
 
-from service.client import answers, facts, problems
+from service.client import answers, error_mapping, model_info
 from service.client.answers import JSON, NPY, Answer
 from service.client.errors import (
     AnswerMalformed,
@@ -28,9 +28,9 @@ from service.client.errors import (
     QueryRefused,
     Unavailable,
 )
-from service.client.facts import ExpertInfo, ModelInfo
+from service.client.http1 import Address, Deadline, Reply
+from service.client.model_info import ExpertInfo, ModelInfo
 from service.client.rows import PartLimits, Rows, body, rows
-from service.client.wire import Address, Deadline, Reply
 
 T = TypeVar("T")
 Version = int | str  # a number or a label
@@ -137,18 +137,18 @@ class Core:
         return (yield from self._answers(query, rows(hidden), self._deadline(timeout)))
 
     def models(self, timeout: float | None) -> Steps[list[ModelInfo]]:
-        return (yield from self._get("/models", facts.models, self._deadline(timeout)))
+        return (yield from self._get("/models", model_info.models, self._deadline(timeout)))
 
     def model(self, name: str | None, timeout: float | None) -> Steps[ModelInfo]:
         deadline = self._deadline(timeout)
         name = yield from self._named(name, deadline)
-        return (yield from self._get(f"/models/{quote(name, safe='')}", facts.model, deadline))
+        return (yield from self._get(f"/models/{quote(name, safe='')}", model_info.model, deadline))
 
     def experts(self, name: str | None, timeout: float | None) -> Steps[list[ExpertInfo]]:
         deadline = self._deadline(timeout)
         name = yield from self._named(name, deadline)
         path = f"/models/{quote(name, safe='')}/experts"
-        return (yield from self._get(path, facts.experts, deadline))
+        return (yield from self._get(path, model_info.experts, deadline))
 
     def samples(self, name: str | None, timeout: float | None) -> Steps[Rows]:
         deadline = self._deadline(timeout)
@@ -157,7 +157,9 @@ class Core:
         if version is not None:
             path += f"/versions/{quote(str(version), safe='')}"
         return (
-            yield from self._get(f"{path}/samples?limit={MOST_SAMPLES}", facts.samples, deadline)
+            yield from self._get(
+                f"{path}/samples?limit={MOST_SAMPLES}", model_info.samples, deadline
+            )
         )
 
     def ready(self, timeout: float | None) -> Steps[bool]:
@@ -212,7 +214,7 @@ class Core:
         name = name or self._model
         if name is not None:
             return name
-        for model in (yield from self._get("/models", facts.models, deadline)):
+        for model in (yield from self._get("/models", model_info.models, deadline)):
             if model.default:
                 return str(model.name)
         raise QueryRefused("The server has no default model: name one.")
@@ -247,13 +249,13 @@ class Core:
                 return outcome
             else:
                 failure = self._failure(outcome)
-                asked_to_wait = problems.retry_after(outcome, self._clock.time_of_day())
+                asked_to_wait = error_mapping.retry_after(outcome, self._clock.time_of_day())
             fresh = isinstance(failure, Dropped) and failure.reused
             if fresh:
                 continue  # the server had closed an idle connection: nothing is wrong
             tries += 1
             failure.tries = tries
-            if not isinstance(failure, problems.WORTH_ANOTHER_TRY) or tries > retries:
+            if not isinstance(failure, error_mapping.WORTH_ANOTHER_TRY) or tries > retries:
                 raise failure
             longest = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
             pause = asked_to_wait + self._clock.chance() * longest
@@ -262,7 +264,7 @@ class Core:
             yield Pause(pause)
 
     def _failure(self, reply: Reply) -> ClientError:
-        return problems.failure(reply, self._where, with_key=self._has_key)
+        return error_mapping.failure(reply, self._where, with_key=self._has_key)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _positive(timeout)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer.baselines import learning
+from trainer.baselines import training
 from trainer.baselines.method import Baseline, Dial, Inputs, Search, limit
 
 # Shares of the classes up to each cut, and by how much narrower each next cluster is.
@@ -160,7 +160,7 @@ class Adaptive(Baseline):
         def loss(hidden: Tensor, labels: Tensor, _: torch.Generator) -> Tensor:
             return layer(hidden, place[labels]).loss
 
-        train_seconds = learning.fit(
+        train_seconds = training.fit(
             layer,
             loss,
             self.inputs,

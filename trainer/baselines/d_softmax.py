@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import helper
 from torch import Tensor, nn
 
-from trainer.baselines import learning
+from trainer.baselines import training
 from trainer.baselines.method import Baseline, Dial, FixedCost, Inputs, limit
-from trainer.onnx_scan import OnnxScan
+from trainer.evaluation.onnx_scan import OnnxScan
 
 # Shares of the classes in the first two buckets; the tail has the rest.
 SETTINGS = ((0.25, 0.25), (0.1, 0.2), (0.05, 0.1), (0.5, 0.25))
@@ -120,7 +120,7 @@ class DSoftmax(Baseline):
                     "shares": [*shares, round(1 - sum(shares), 6)],
                     "epochs": self.inputs.options.train_epochs,
                     **limit(self.inputs.options.train_rows),
-                    **learning.drawn(self.inputs.n_classes),
+                    **training.drawn(self.inputs.n_classes),
                 },
                 "D-softmax, cut at " + " and ".join(f"{cut}%" for cut in cuts(shares)),
                 PAPER.get(shares),
@@ -138,9 +138,9 @@ class DSoftmax(Baseline):
         started = time.perf_counter()
         layer = Buckets(head, self.inputs.sample()[0], self._order, (first, second))
         build_seconds = time.perf_counter() - started
-        train_seconds = learning.fit(
+        train_seconds = training.fit(
             layer,
-            learning.softmax_loss(layer.rows, self.inputs),
+            training.softmax_loss(layer.rows, self.inputs),
             self.inputs,
             self.inputs.folder(self.method, {**dial.settings, **self.facts()}),
             rounds=1,

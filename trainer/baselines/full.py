@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from service import bars
-from trainer.config import TrainConfig
-from trainer.evaluate import chunks
-from trainer.train import Data, epoch_batches, make_optimizer
+from service.terminal import progress
+from trainer.training.config import TrainConfig
+from trainer.training.loop import Data, epoch_batches, make_optimizer
+from trainer.training.metrics import chunks
 
 
 def full_softmax_accuracy(
@@ -22,7 +22,7 @@ def full_softmax_accuracy(
     model = nn.Sequential(encoder, nn.Linear(hidden_size, n_classes, bias=False))
     optimizer = make_optimizer(config, model)
     model.train()
-    for epoch in bars.each(range(config.epochs), "full softmax"):
+    for epoch in progress.each(range(config.epochs), "full softmax"):
         n_rows = len(training.labels)
         for rows in epoch_batches(n_rows, config.batch_size, config.seed, epoch):
             loss = cross_entropy(model(training.inputs[rows]), training.labels[rows])

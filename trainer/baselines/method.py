@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from service.errors import DSSError
-from trainer.config import VectorsConfig
-from trainer.tasks.vectors import MappedRows, sample
-from trainer.vectors import Head, Vectors
+from trainer.data.arrays import Head, Vectors
+from trainer.training.config import VectorsConfig
+from trainer.training.from_vectors import MappedRows, sample
 
 SAMPLE_ROWS = 200_000  # of training vectors, for what needs no more
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import onnx_scan
-from trainer.baselines import learning
+from trainer.baselines import training
 from trainer.baselines.method import Baseline, Dial, limit
 from trainer.baselines.scan import Scan
-from trainer.methods import WARM_ROUNDS
-from trainer.vectors import Head
+from trainer.data.arrays import Head
+from trainer.evaluation import onnx_scan
+from trainer.training.methods import WARM_ROUNDS
 
 
 class FullRows(nn.Module):
@@ -38,7 +38,7 @@ class FullRetrained(Baseline):
         return WARM_ROUNDS * self.inputs.options.retrain_epochs
 
     def dials(self) -> list[Dial]:
-        how = learning.drawn(self.inputs.n_classes) | limit(self.inputs.options.retrain_rows)
+        how = training.drawn(self.inputs.n_classes) | limit(self.inputs.options.retrain_rows)
         return [
             Dial({"epochs": epochs, **how}, f"full softmax, epochs more: {epochs}")
             for epochs in range(1, self.n_epochs + 1)
@@ -59,9 +59,9 @@ class FullRetrained(Baseline):
         options = self.inputs.options
         folder = self.inputs.folder(self.method, self.facts())
         student = FullRows(torch.from_numpy(self.inputs.head.weight))
-        learning.fit(
+        training.fit(
             student,
-            learning.softmax_loss(student.rows, self.inputs),
+            training.softmax_loss(student.rows, self.inputs),
             self.inputs,
             folder,
             rounds=WARM_ROUNDS,
@@ -73,8 +73,8 @@ class FullRetrained(Baseline):
 
     def build(self, dial: Dial) -> Scan:
         student = FullRows(torch.from_numpy(self.inputs.head.weight))
-        seconds = learning.read_epoch(
-            learning.epoch_file(self.trained, dial.settings["epochs"]), student
+        seconds = training.read_epoch(
+            training.epoch_file(self.trained, dial.settings["epochs"]), student
         )
         started = time.perf_counter()
         weight = student.weight.detach().numpy()

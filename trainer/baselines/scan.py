@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import onnx_scan
 from trainer.baselines.method import Baseline, Dial, FixedCost
-from trainer.onnx_scan import OnnxScan
+from trainer.evaluation import onnx_scan
+from trainer.evaluation.onnx_scan import OnnxScan
 
 
 @dataclass

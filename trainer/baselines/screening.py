@@ -17,10 +17,10 @@ from torch import Tensor
 
 from service import bundle
 from service.engine import Engine
-from trainer import warm
+from trainer.baselines.bundle import EngineSearch
 from trainer.baselines.method import Baseline, Dial, Inputs
-from trainer.baselines.served import EngineSearch
-from trainer.warm import Demand
+from trainer.training import warm_start
+from trainer.training.warm_start import Demand
 
 CLUSTERS = (64, 128, 256)
 ROWS = (25, 50, 75, 100, 150, 200, 300, 500)  # budgets: classes scored per answer, on average
@@ -56,15 +56,17 @@ class Screening(Baseline):
     def _find_clusters(self, clusters: int) -> Clusters:
         started = time.perf_counter()
         hidden, labels = self.inputs.sample()
-        gate = warm.cluster_gate(hidden, clusters, self.inputs.options.seed)
+        gate = warm_start.cluster_gate(hidden, clusters, self.inputs.options.seed)
         head = torch.from_numpy(self.inputs.head.weight)
-        wanted = warm.demand(gate, hidden, head, hidden, labels)  # of labels the sample will do
+        wanted = warm_start.demand(
+            gate, hidden, head, hidden, labels
+        )  # of labels the sample will do
         return Clusters(gate, wanted, time.perf_counter() - started)
 
     def build(self, dial: Dial) -> EngineSearch:
         found = self._clusters(dial.settings["clusters"])
         started = time.perf_counter()
-        held = warm.select(found.wanted, dial.settings["rows"], keep_one=False)  # [K,N]
+        held = warm_start.select(found.wanted, dial.settings["rows"], keep_one=False)  # [K,N]
         expert, classes = (index.numpy() for index in held.nonzero(as_tuple=True))
         sizes = np.bincount(expert, minlength=len(held))
         utilization = found.wanted.utilization.tolist()

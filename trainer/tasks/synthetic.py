@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from service.bundle import flops_speedup
 from service.errors import DSSError
-from trainer import evaluate, runs
 from trainer.baselines.full import full_softmax_accuracy
-from trainer.config import TrainConfig, read_toml, to_dict
-from trainer.files import write_json, write_whole
+from trainer.data import run_folder
+from trainer.data.files import write_json, write_whole
 from trainer.layer import DSSoftmax
-from trainer.pictures import draw_experts
-from trainer.train import Data, train
+from trainer.tasks.synthetic_picture import draw_experts
+from trainer.training import metrics
+from trainer.training.config import TrainConfig, read_toml, to_dict
+from trainer.training.loop import Data, train
 
 INPUT_SIZE = 100
 HIDDEN_SIZE = 100
@@ -126,7 +127,7 @@ def run(
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Generate, train, compare with a full softmax, draw; returns what summary.json holds."""
-    runs.open_run(
+    run_folder.open_run(
         folder, {"task": "synthetic", "size": str(size), **to_dict(config)}, resume=resume
     )
     if config.threads is not None:
@@ -143,16 +144,16 @@ def run(
     layer.eval()
     with torch.no_grad():
         hidden = encoder(test.inputs)  # [M,D]
-    utilization = evaluate.utilization(layer, hidden).tolist()
+    utilization = metrics.utilization(layer, hidden).tolist()
     found = hierarchy(layer, hidden, test.labels, size)
     summary: dict[str, Any] = {
         "task": "synthetic",
         "size": str(size),
         "seed": config.seed,
-        "accuracy": evaluate.accuracy(layer, hidden, test.labels),
+        "accuracy": metrics.accuracy(layer, hidden, test.labels),
         "full_accuracy": None,
         "purity": found.purity,
-        "mean_copies": evaluate.copies(layer).double().mean().item(),
+        "mean_copies": metrics.copies(layer).double().mean().item(),
         "flops_speedup": flops_speedup(size.n_classes, layer.expert_sizes, utilization),
         "utilization": utilization,
         "seconds": round(progress.seconds, 1),
@@ -164,10 +165,10 @@ def run(
             config, make_encoder(), HIDDEN_SIZE, size.n_classes, training, test
         )
         summary["full_seconds"] = round(time.monotonic() - started, 1)
-    runs.save_layer(folder, layer, sample_rows(hidden, size).numpy())
-    write_whole(folder / runs.LABELS, "".join(f"{n}\n" for n in label_names(size)).encode())
-    draw_experts(layer, folder / runs.PICTURE, order=found.expert_order, groups=size.n_super)
-    write_json(folder / runs.SUMMARY, summary)
+    run_folder.save_layer(folder, layer, sample_rows(hidden, size).numpy())
+    write_whole(folder / run_folder.LABELS, "".join(f"{n}\n" for n in label_names(size)).encode())
+    draw_experts(layer, folder / run_folder.PICTURE, order=found.expert_order, groups=size.n_super)
+    write_json(folder / run_folder.SUMMARY, summary)
     return summary
 
 

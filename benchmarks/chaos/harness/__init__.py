@@ -1,0 +1,1 @@
+"""What the scenarios share: servers, load, checks of answers."""

@@ -1,0 +1,1 @@
+"""Times top-k engines on one row or a batch, without HTTP."""

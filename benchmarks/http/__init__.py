@@ -1,0 +1,1 @@
+"""Times servers over HTTP."""

@@ -1,0 +1,1 @@
+"""Long training runs that the docs quote."""

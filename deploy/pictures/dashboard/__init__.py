@@ -1,0 +1,1 @@
+"""A picture of the Grafana dashboard, drawn without Grafana."""

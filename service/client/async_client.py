@@ -1,0 +1,125 @@
+"""The client for asyncio."""
+
+import asyncio
+from asyncio import sleep
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from service.client import http1
+from service.client.answers import Answer
+from service.client.async_connections import Streams
+from service.client.core import Core, Pause, Send, Steps, Together, Version
+from service.client.errors import ClientError
+from service.client.http1 import Reply, Verify
+from service.client.model_info import ExpertInfo, ModelInfo
+
+T = TypeVar("T")
+# One part is computed while the next arrives. More would wait in the server's queue, which refuses
+# what waits for long.
+PARTS_AT_ONCE = 2
+
+
+class AsyncClient:
+    """Asks a server, from one event loop. What the arguments mean, `Client` says."""
+
+    def __init__(
+        self,
+        url: str = "http://localhost:8000",
+        model: str | None = None,
+        version: Version | None = None,
+        api_key: str | None = None,
+        timeout: float = 10.0,
+        retries: int = 4,
+        verify: Verify = True,
+    ) -> None:
+        where = http1.address(url)
+        self._core = Core(
+            where, model=model, version=version, api_key=api_key, timeout=timeout, retries=retries
+        )
+        self._streams = Streams(where, http1.tls_context(where, verify))
+
+    async def topk(
+        self,
+        hidden: ArrayLike,
+        k: int | None = 10,
+        experts: int = 1,
+        model: str | None = None,
+        version: Version | None = None,
+        labels: bool = False,
+        timeout: float | None = None,
+    ) -> Answer:
+        return await self._run(self._core.topk(hidden, k, experts, model, version, labels, timeout))
+
+    async def models(self, timeout: float | None = None) -> list[ModelInfo]:
+        return await self._run(self._core.models(timeout))
+
+    async def model(self, name: str | None = None, timeout: float | None = None) -> ModelInfo:
+        return await self._run(self._core.model(name, timeout))
+
+    async def experts(
+        self, name: str | None = None, timeout: float | None = None
+    ) -> list[ExpertInfo]:
+        return await self._run(self._core.experts(name, timeout))
+
+    async def samples(
+        self, name: str | None = None, timeout: float | None = None
+    ) -> NDArray[np.float32]:
+        return await self._run(self._core.samples(name, timeout))
+
+    async def ready(self, timeout: float | None = None) -> bool:
+        return await self._run(self._core.ready(timeout))
+
+    async def close(self) -> None:
+        await self._streams.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        outcome: object = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                if isinstance(step, Send):
+                    outcome = await self._send(step)
+                elif isinstance(step, Pause):
+                    await sleep(step.seconds)
+                    outcome = None
+                else:
+                    outcome = await self._together(step)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _send(self, step: Send) -> Reply | ClientError:
+        try:
+            return await self._streams.exchange(step.message, step.deadline, fresh=step.fresh)
+        except ClientError as failure:
+            return failure
+
+    async def _together(self, step: Together) -> list[Answer]:
+        room = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def one(part: Steps[Answer]) -> Answer:
+            async with room:
+                return await self._run(part)
+
+        tasks = [asyncio.ensure_future(one(part)) for part in step.parts]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise

@@ -1,0 +1,80 @@
+"""Top-k answers from a bundle. Knows arrays; knows no HTTP and no asyncio.
+
+B rows, D hidden, K experts, k answers.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Bundle
+from service.engine.backend import Backend, TopK, not_finite
+from service.engine.kernels.scores import all_finite
+from service.errors import EmptyBatch, ExpertsOutOfRange, KOutOfRange, WrongWidth
+
+BackendName = Literal["auto", "compiled", "onnx"]
+
+FLOAT32 = np.dtype(np.float32)
+
+
+class Engine:
+    """Answers top-k queries; safe to call from several threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int | None = 1,
+        backend: BackendName = "auto",
+        cpus: int = 1,
+    ) -> None:
+        """No number of threads: what suits the backend, if it may use so many CPUs."""
+        manifest = bundle.manifest
+        self.n_classes = manifest.n_classes
+        self.hidden_size = manifest.hidden_size
+        self.n_experts = manifest.n_experts
+        self.expert_sizes = tuple(manifest.expert_sizes)
+        self.n_reachable = len(np.unique(bundle.classes))
+        self._backend = make_backend(bundle, threads, backend, cpus)
+
+    def check(self, hidden: NDArray[Any], k: int, experts: int = 1) -> None:
+        """Raise the QueryError that `topk` would."""
+        plain = self._plain(hidden, k, experts)
+        if not all_finite(plain):
+            raise not_finite(plain)
+
+    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
+        """The k most probable classes of each row, searched in its `experts` best experts."""
+        return self._backend.topk(self._plain(hidden, k, experts), k, experts)
+
+    def _plain(self, hidden: NDArray[Any], k: int, experts: int) -> NDArray[np.float32]:
+        """The rows as a backend takes them, if their shape is right and k and experts can be."""
+        if hidden.ndim != 2 or hidden.shape[1] != self.hidden_size:
+            raise WrongWidth(
+                f"Inputs have shape {list(hidden.shape)}; [rows, {self.hidden_size}] is expected."
+            )
+        if not len(hidden):
+            raise EmptyBatch("Inputs hold no row.")
+        if not 1 <= k <= self.n_reachable:
+            raise KOutOfRange(f"k is {k}; this model answers k from 1 to {self.n_reachable}.")
+        if not 1 <= experts <= self.n_experts:
+            raise ExpertsOutOfRange(
+                f"experts is {experts}; this model searches from 1 to {self.n_experts}."
+            )
+        flags = hidden.flags
+        if hidden.dtype is not FLOAT32 or not flags.c_contiguous or not flags.aligned:
+            with np.errstate(over="ignore"):
+                hidden = np.require(hidden, np.float32, ("C_CONTIGUOUS", "ALIGNED"))
+        return hidden
+
+
+def make_backend(bundle: Bundle, threads: int | None, name: BackendName, cpus: int = 1) -> Backend:
+    """By default compiled loops, but for approximated experts, which only ONNX Runtime runs."""
+    approximated = any(preview is not None for preview in bundle.previews)
+    if name == "onnx" or (name == "auto" and approximated):
+        from service.engine.onnx_sessions import OnnxBackend
+
+        return OnnxBackend(bundle, threads or cpus)
+    from service.engine.compiled import CompiledBackend
+
+    return CompiledBackend(bundle, threads or 1)

@@ -1,0 +1,47 @@
+"""How Python loops become machine code, and the types of their arguments."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from service.engine.kernels import cache
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+def compiled(fastmath: set[str], signature: object = None) -> Callable[[Function], Function]:
+    """Machine code, kept on disk where there is a place for it; the interpreter is let go.
+
+    What has a signature is compiled when its module is imported, never by a request.
+    """
+
+    def compile_it(function: Function) -> Function:
+        kept = cache.folder() is not None
+        with cache.in_use():
+            made = njit(signature, nogil=True, cache=kept, fastmath=fastmath)(function)
+        return cast(Function, made)
+
+    return compile_it
+
+
+# A product and a sum may be fused, but no sum is reordered: vectors and single numbers agree.
+ORDERED = {"contract", "nsz"}
+ordered = compiled(ORDERED)
+# Sums may be reordered: only for what is computed by the same loop in every case.
+REORDERED = {*ORDERED, "reassoc"}
+reordered = compiled(REORDERED)
+
+
+def given(scalar: types.Type, dimensions: int, layout: Literal["C", "A"] = "C") -> types.Type:
+    """An argument that is only read, so that it may be a part of a file or of a message."""
+    return types.Array(scalar, dimensions, layout, readonly=True)
+
+
+ROWS, FLOATS, INTEGERS = given(types.float32, 2), given(types.float32, 1), given(types.int64, 1)
+SECONDS, COUNTS = types.float64[::1], types.int64[::1]
+INTEGER_TABLE, FLOAT_TABLE = types.int64[:, ::1], types.float32[:, ::1]

@@ -1,0 +1,136 @@
+"""Who may ask for what: API keys and their scopes.
+
+`query` may ask for answers and read what the server says of itself; `admin` may do everything.
+Probes are always open, and so are the files of the page at `/`, which hold no secret. What is not
+known to be harmless needs `admin`, so that a new route is covered before anyone has thought of it.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable
+
+from service.errors import DSSError
+from service.http.auth.keys import LONGEST_TOKEN, Key, KeyRing, KeysWrong, Scope, read
+from service.settings import AccessSettings
+from service.system.file_watch import FileWatch
+
+logger = logging.getLogger(__name__)
+
+Header = tuple[bytes, bytes]
+
+PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
+READING = {"GET", "HEAD", "OPTIONS"}
+# The explorer page: a browser sends no key when it opens one.
+PAGE = re.compile(r"/|/page/[^/]+")
+# They are POSTed to, and change nothing.
+ASKING = re.compile(
+    r"/topk|/models/[^/]+(/versions/[^/]+)?/topk"
+    r"|/v2/models/[^/]+(/versions/[^/]+)?/infer|/v2/repository/index"
+)
+SCHEME = b"bearer "
+
+NO_KEY = "This needs an API key: send the header 'Authorization: Bearer <key>'."
+UNKNOWN_KEY = "The API key is not known."
+NO_ADMIN = (
+    "This changes the server and needs a key with the scope admin, but no keys are configured:"
+    " set access.keys_file, or access.open_admin where everyone may do this."
+)
+
+
+class Unauthorized(DSSError):
+    """No key, or one that is not known."""
+
+
+class Forbidden(DSSError):
+    """The key's scopes do not cover this."""
+
+
+class Access:
+    """Without keys everyone may do everything but what changes the server."""
+
+    def __init__(
+        self,
+        settings: AccessSettings | None = None,
+        denied: Callable[[str], None] = lambda _: None,
+        reload_failed: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """`denied` hears of each refusal's reason, `reload_failed` of each reading of the file."""
+        self._settings = settings = settings or AccessSettings()
+        self._denied = denied
+        self._reload_failed = reload_failed
+        self.generation = 0  # grows when the keys change: what was allowed must be asked again
+        paths = [] if settings.keys_file is None else [settings.keys_file]
+        self._file = FileWatch(paths)
+        self._ring = KeyRing(configured(settings))
+        if self.closed:
+            logger.info("Keys: %s.", _listed(self._ring.keys))
+
+    @property
+    def closed(self) -> bool:
+        """Whether anything is asked of those who query."""
+        return bool(self._ring.keys)
+
+    def check(self, method: str, path: str, headers: Iterable[Header]) -> None:
+        """Raise Unauthorized or Forbidden unless the headers' bearer may ask this."""
+        scope = self.needed(method, path)
+        if scope is None:
+            return
+        if not self.closed:
+            if scope == "admin" and not self._settings.open_admin:
+                self._denied("no_keys_configured")
+                raise Forbidden(NO_ADMIN)
+            return
+        presented = [value for name, value in headers if name == b"authorization"]
+        if not presented:
+            self._denied("no_key")
+            raise Unauthorized(NO_KEY)
+        key = self._find(presented)
+        if key is None:
+            self._denied("unknown_key")
+            raise Unauthorized(UNKNOWN_KEY)
+        if not key.may(scope):
+            self._denied("scope")
+            raise Forbidden(f"The key {key.name!r} does not have the scope {scope}.")
+
+    def needed(self, method: str, path: str) -> Scope | None:
+        if path in PROBES or (method == "GET" and PAGE.fullmatch(path)):
+            return None
+        if method not in READING and not (method == "POST" and ASKING.fullmatch(path)):
+            return "admin"
+        if path == "/metrics":
+            wanted = self._settings.metrics
+            return None if wanted == "open" or not self.closed else wanted
+        return "query"
+
+    async def refresh(self, *, now: bool = False) -> None:
+        """Read the key file again if it has changed, or in any case. Wrong keys change nothing."""
+        if not await asyncio.to_thread(self._file.changed) and not now:
+            return
+        try:
+            ring = KeyRing(await asyncio.to_thread(configured, self._settings))
+        except KeysWrong as failure:
+            logger.error("%s The keys of before stay.", failure)
+            self._reload_failed(True)
+            return
+        self._reload_failed(False)
+        if ring.keys != self._ring.keys:
+            self._ring = ring
+            self.generation += 1
+            logger.info("The keys have changed: %s.", _listed(ring.keys))
+
+    def _find(self, presented: list[bytes]) -> Key | None:
+        value = presented[0]
+        if len(presented) > 1 or value[: len(SCHEME)].lower() != SCHEME:
+            return None
+        token = value[len(SCHEME) :].strip()
+        return self._ring.find(token) if len(token) <= LONGEST_TOKEN else None
+
+
+def configured(settings: AccessSettings) -> list[Key]:
+    """All keys, those of the settings and those of the file. Raises KeysWrong."""
+    return [*settings.keys, *(read(settings.keys_file) if settings.keys_file else [])]
+
+
+def _listed(keys: Iterable[Key]) -> str:
+    return ", ".join(f"{key.name} ({', '.join(sorted(key.scopes))})" for key in keys)

@@ -1,0 +1,337 @@
+"""Body bytes <-> arrays: JSON and .npy in, JSON and .npy out.
+
+Floats never pass through pydantic: orjson makes lists, and lists become one float32 array. What
+depends only on a shape or a short text is worked out once and kept.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service import npy
+from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
+from service.records import record
+from service.topk import Answered
+
+JSON = "application/json"
+NPY = "application/x-npy"
+MEDIA_TYPES = (JSON, NPY)
+FIELDS = ("inputs", "k", "experts")
+DEFAULT_K = 10
+FLOAT32 = np.dtype(np.float32)
+NOT_FINITE = {JSON: "is too large for float32", NPY: "is a NaN or an infinity"}
+SHORT = 64  # of a query string whose meaning is worth keeping
+
+
+class MalformedBody(DSSError):
+    """The body is not what its content type says."""
+
+
+class UnsupportedMediaType(DSSError):
+    pass
+
+
+class NotAcceptable(DSSError):
+    """The client accepts no media type that an answer can have."""
+
+
+class UnknownField(QueryError):
+    pass
+
+
+class MissingField(QueryError):
+    pass
+
+
+class InvalidField(QueryError):
+    """k, experts or inputs is not of the right kind."""
+
+
+class RaggedRows(QueryError):
+    pass
+
+
+class NotANumber(QueryError):
+    """A string, null, boolean or container stands where a number must."""
+
+
+class Query(NamedTuple):
+    hidden: NDArray[np.float32]  # [B,D]
+    k: int | None  # None: as many as is usual for the model
+    experts: int
+
+
+Decoder = Callable[[bytes, bytes], Query]  # of a body and a query string
+Encoder = Callable[["Source", Answered], bytes]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model answers, and its labels by class id."""
+
+    model: str
+    version: int
+    labels: NDArray[np.object_] | None  # [C]
+
+
+# --- which codec -----------------------------------------------------------------------------
+
+
+def request_type(content_type: str | None) -> str:
+    """The media type of a body, if it is one that can be read."""
+    if content_type in MEDIA_TYPES:
+        return content_type
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type not in MEDIA_TYPES:
+        raise UnsupportedMediaType(f"The Content-Type must be {JSON} or {NPY}.")
+    return media_type
+
+
+def answer_type(accept: str | None) -> str:
+    """The media type an Accept header prefers; JSON if it does not care."""
+    if not accept or accept == "*/*":
+        return JSON
+    if accept in MEDIA_TYPES:
+        return accept
+    qualities = {media_type: _quality(media_type, accept) for media_type in MEDIA_TYPES}
+    best = max(MEDIA_TYPES, key=lambda media_type: qualities[media_type])
+    if not qualities[best]:
+        raise NotAcceptable(f"An answer can be {JSON} or {NPY}; the Accept header allows neither.")
+    return best
+
+
+def joined(before: bytes | None, value: bytes) -> bytes:
+    """A header's value, which may come in parts."""
+    return value if before is None else before + b"," + value
+
+
+def _quality(media_type: str, accept: str) -> float:
+    """What an Accept header gives a media type: its most specific range decides."""
+    ranges = (media_type, media_type.partition("/")[0] + "/*", "*/*")
+    found = {}
+    for item in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in item.split(";"))
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        valid = re.fullmatch(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", quality)
+        found[name] = float(quality) if valid else 0.0
+    return next((found[name] for name in ranges if name in found), 0.0)
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def decode_json(body: bytes, query_string: bytes) -> Query:
+    """{"inputs": [[...], ...], "k": 10, "experts": 1}"""
+    for name, _ in _parameters(query_string):
+        raise UnknownField(f"A JSON body wants an empty query string; it has {_name(name)}.")
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InvalidField("The JSON body must be an object with the field 'inputs'.")
+    _check_names(document)
+    if "inputs" not in document:
+        raise MissingField("The field 'inputs' is missing.")
+    return Query(
+        hidden=rows(document["inputs"], _may_hold_booleans(body)),
+        k=count("k", document["k"]) if "k" in document else None,
+        experts=count("experts", document.get("experts", 1)),
+    )
+
+
+def decode_npy(body: bytes, query_string: bytes) -> Query:
+    """A .npy body, with k and experts in the query string."""
+    known = len(query_string) <= SHORT
+    k, experts = _known_counts(query_string) if known else _counts(query_string)
+    return Query(float32(npy.read(body)), k, experts)
+
+
+def _counts(query_string: bytes) -> tuple[int | None, int]:
+    """k and experts of a query string."""
+    given: dict[str, int] = {}
+    for name, text in _parameters(query_string):
+        if name not in FIELDS or name == "inputs":
+            raise UnknownField(f"The query string may hold k and experts; it has {_name(name)}.")
+        if name in given:
+            raise InvalidField(f"The query string has {name!r} twice.")
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            raise InvalidField(f"{name!r} must be an integer.")
+        given[name] = int(text)
+    return given.get("k"), given.get("experts", 1)
+
+
+_known_counts = lru_cache(maxsize=256)(_counts)
+
+
+def _parameters(query_string: bytes) -> list[tuple[str, str]]:
+    if not query_string:
+        return []
+    return parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+
+
+DECODERS: Mapping[str, Decoder] = {JSON: decode_json, NPY: decode_npy}
+
+
+def parse_json(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if "infinity" in error.msg:
+            raise NotFinite(f"A number is too large ({where}).") from error
+        raise MalformedBody(f"The body is not valid JSON ({where}).") from error
+
+
+def _check_names(document: dict[str, Any]) -> None:
+    for name in document:
+        if name not in FIELDS:
+            known = ", ".join(repr(field) for field in FIELDS)
+            raise UnknownField(f"There is no field {_name(name)}; the fields are {known}.")
+
+
+def count(name: str, value: object) -> int:
+    # `type`, because true is an int to isinstance.
+    if type(value) is not int:
+        raise InvalidField(f"{name!r} must be an integer, not {_kind(value)}.")
+    return value
+
+
+def _may_hold_booleans(body: bytes) -> bool:
+    """`true` has a u, and so has the name `inputs` once; `false` has an l, which no number has."""
+    first = body.find(b"u")
+    return b"l" in body or body.find(b"u", first + 1) >= 0
+
+
+def rows(inputs: object, suspicious: bool) -> NDArray[np.float32]:
+    """Rows of JSON numbers as one array, [B,D]; the first thing that is wrong is named."""
+    if not isinstance(inputs, list):
+        raise InvalidField(f"'inputs' must be a list of rows, not {_kind(inputs)}.")
+    if not inputs:
+        raise EmptyBatch("'inputs' holds no row.")
+    packer = None
+    packed = []
+    for number, row in enumerate(inputs):
+        if not isinstance(row, list):
+            raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
+        if packer is None:
+            packer = _packer(len(row))
+        elif len(row) != len(inputs[0]):
+            raise RaggedRows(
+                f"inputs[{number}] has {len(row)} numbers where inputs[0] has {len(inputs[0])}."
+            )
+        try:
+            packed.append(packer.pack(*row))  # takes real numbers and booleans, nothing else
+        except struct.error:
+            raise _not_a_number(number, row) from None
+        if suspicious and bool in set(map(type, row)):
+            raise _not_a_number(number, row)
+    if not inputs[0]:
+        raise WrongWidth("The rows of 'inputs' are empty.")
+    flat = packed[0] if len(packed) == 1 else b"".join(packed)
+    return np.ndarray((len(inputs), len(inputs[0])), np.float32, flat)
+
+
+@lru_cache(maxsize=64)
+def _packer(width: int) -> struct.Struct:
+    return struct.Struct(f"{width}f")
+
+
+def _not_a_number(number: int, row: list[Any]) -> NotANumber:
+    place, value = next((i, v) for i, v in enumerate(row) if type(v) not in (int, float))
+    return NotANumber(f"inputs[{number}][{place}] must be a number, not {_kind(value)}.")
+
+
+def float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    if values.dtype == FLOAT32:
+        # Aligned, because a header of odd length leaves the data at an odd address.
+        return values if values.flags.aligned else values.copy()
+    check_finite(values, NPY)
+    with np.errstate(over="ignore"):
+        hidden = values.astype(np.float32)
+    check_finite(hidden, JSON)
+    return hidden
+
+
+def check_finite(values: NDArray[np.floating[Any]], media_type: str) -> None:
+    """Say which number is none: the engine looks for them anyway, so decoders need not."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        row, place = np.argwhere(~finite)[0].tolist()
+        raise NotFinite(f"inputs[{row}][{place}] {NOT_FINITE[media_type]}.")
+
+
+def _kind(value: object) -> str:
+    kinds = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a fractional number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), "null")
+
+
+def _name(name: str) -> str:
+    """A name the client chose, short enough to be said back."""
+    return repr(name if len(name) <= 40 else name[:40] + "...")
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def encode_json(source: Source, answer: Answered) -> bytes:
+    """Columnar JSON; "labels" only if the model has them."""
+    document: dict[str, Any] = {
+        "model": source.model,
+        "version": source.version,
+        "classes": answer.classes,
+        "log_probs": answer.log_probs,
+    }
+    if source.labels is not None:
+        document["labels"] = source.labels[answer.classes].tolist()
+    document |= {"experts": answer.experts, "gates": answer.gates}
+    return orjson.dumps(document, default=_contiguous, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _contiguous(value: object) -> NDArray[Any]:
+    """orjson takes C-contiguous arrays; a slice of a joined answer may not be one."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    raise TypeError
+
+
+def encode_npy(source: Source, answer: Answered) -> bytes:
+    """One record per row: np.load(file)["classes"] is [B,k], and so on. It carries no labels."""
+    del source
+    rows, k = answer.classes.shape
+    if rows == 1:  # its bytes lie one after the other already
+        return b"".join(
+            (
+                _npy_header(1, k),
+                answer.classes.tobytes(),
+                answer.log_probs.tobytes(),
+                answer.experts.tobytes(),
+                answer.gates.tobytes(),
+            )
+        )
+    records = np.empty(rows, record(k))
+    records["classes"] = answer.classes
+    records["log_probs"] = answer.log_probs
+    records["experts"] = answer.experts
+    records["gates"] = answer.gates
+    return _npy_header(rows, k) + records.tobytes()
+
+
+@lru_cache(maxsize=1024)
+def _npy_header(rows: int, k: int) -> bytes:
+    return npy.header_of(record(k), (rows,))
+
+
+ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

@@ -1,0 +1,284 @@
+"""Inference in the Open Inference Protocol, version 2, with Triton's binary tensors.
+
+One input, `hidden`; k and experts are parameters of the request. The outputs are classes,
+log_probs, experts and gates, all of them unless some are asked for by name. What else the protocol
+has is in `v2_models.py`, `v2_settings.py` and `v2_repository.py`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service.errors import EmptyBatch, NotSupported, WrongWidth
+from service.http import codecs, compression
+from service.http.codecs import InvalidField, MalformedBody, MissingField, UnknownField
+from service.http.compression import Coding
+from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.repository.model import Model
+from service.topk import Answered
+
+INPUT = "hidden"
+INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
+    "FP32": np.dtype(np.float32),
+    "FP16": np.dtype(np.float16),
+    "FP64": np.dtype(np.float64),
+}
+DATATYPES = {"classes": "INT64", "log_probs": "FP32", "experts": "INT64", "gates": "FP32"}
+BYTES = {"INT64": 8, "FP32": 4}
+JSON_HEADER = (b"content-type", b"application/json")
+BINARY_HEADER = (b"content-type", b"application/octet-stream")
+SHORT = 1024  # of a head whose meaning is worth keeping
+
+
+class Output(NamedTuple):
+    name: str
+    binary: bool
+
+
+class InferRequest(NamedTuple):
+    """What the JSON part of a request says."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.floating[Any]]
+    data: list[Any] | None  # None: the tensor follows the JSON part
+    k: int | None
+    experts: int
+    outputs: tuple[Output, ...]
+    id: str | None
+    seconds: float | None  # how long the client will wait
+
+
+class InferHead(NamedTuple):
+    json_length: bytes | None  # where the JSON part ends, if a tensor follows it
+    coding: Coding | None  # of the body
+    wished: Coding | None  # of the answer
+
+
+class V2Handler(InferenceHandler[InferHead]):
+    def read_head(self, headers: Iterable[Header], query_string: bytes) -> InferHead:
+        del query_string
+        json_length = content_encoding = accept_encoding = None
+        for name, value in headers:
+            if name == b"inference-header-content-length":
+                json_length = json_length or value
+            elif name == b"content-encoding":
+                content_encoding = codecs.joined(content_encoding, value)
+            elif name == b"accept-encoding":
+                accept_encoding = codecs.joined(accept_encoding, value)
+        return InferHead(
+            json_length,
+            compression.of_body(content_encoding),
+            compression.wished(accept_encoding),
+        )
+
+    def read_body(self, head: InferHead, body: bytes) -> Asked:
+        if head.coding is not None:
+            body = compression.expand(body, head.coding, self.state.settings.limits.max_body_bytes)
+        wish, hidden = decode(body, head.json_length)
+        media_type = codecs.NPY if wish.data is None else codecs.JSON
+        return Asked(hidden, wish.k, wish.experts, media_type, wish, wish.seconds)
+
+    def encode(
+        self, head: InferHead, asked: Asked, target: Target, answer: Answered
+    ) -> tuple[list[Header], bytes]:
+        content, json_length = encode(target.model, asked.wish, answer)
+        headers: list[Header] = []
+        if json_length == len(content):
+            headers.append(JSON_HEADER)
+        else:
+            headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
+        if head.wished is not None:
+            content = compression.compressed(content, head.wished, headers)
+        headers.append((b"content-length", b"%d" % len(content)))
+        return headers, content
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def decode(body: bytes, json_length: bytes | None) -> tuple[InferRequest, NDArray[np.float32]]:
+    """A request and its rows, [B,D]; `json_length` says where the JSON part ends."""
+    head = body
+    if json_length is not None:
+        end = int(json_length) if json_length.isdigit() and len(json_length) < 12 else 0
+        if not 0 < end <= len(body):
+            raise MalformedBody("Inference-Header-Content-Length must be the length of the JSON.")
+        head = body[:end]
+    tail = len(body) - len(head)
+    wish = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
+    if wish.data is not None:
+        return wish, _rows(wish.data, wish.shape)
+    # The JSON part may be of any length, so that the tensor may lie at an odd address.
+    return wish, codecs.float32(np.ndarray(wish.shape, wish.dtype, body, len(head)))
+
+
+def _read(head: bytes, tail: int) -> InferRequest:
+    """The JSON part of a request that `tail` bytes follow."""
+    document = codecs.parse_json(head)
+    if not isinstance(document, dict):
+        raise InvalidField("The JSON part must be an object with the field 'inputs'.")
+    tensor = _only_input(document)
+    shape = tensor.get("shape")
+    if not isinstance(shape, list) or len(shape) != 2 or any(type(n) is not int for n in shape):
+        raise InvalidField(f"The shape of {INPUT!r} must be [rows, width].")
+    rows, width = shape
+    if rows < 1:
+        raise EmptyBatch(f"{INPUT!r} holds no row.")
+    if width < 1:
+        raise WrongWidth(f"The rows of {INPUT!r} are empty.")
+    datatype = tensor["datatype"]
+    dtype = INPUT_DTYPES[datatype]
+    size = _parameters(tensor).get("binary_data_size")
+    if size is None:
+        if tail:
+            raise MalformedBody(f"{tail} bytes follow the JSON part, which no input announces.")
+        if not isinstance(tensor.get("data"), list):
+            raise MissingField(f"The field 'data' of {INPUT!r} is missing.")
+        if datatype == "FP16":
+            raise InvalidField("An FP16 tensor cannot be JSON: it must follow the JSON part.")
+    elif size != tail or tail != rows * width * dtype.itemsize:
+        raise MalformedBody(
+            f"{INPUT!r} has {rows} x {width} values of {dtype.itemsize} bytes and announces"
+            f" {size!s:.20} bytes; {tail} follow the JSON part."
+        )
+    parameters = _parameters(document)
+    name = document.get("id")
+    if name is not None and not isinstance(name, str):
+        raise InvalidField("'id' must be a string.")
+    k = parameters.get("k")
+    return InferRequest(
+        (rows, width),
+        dtype,
+        None if size is not None else tensor["data"],
+        None if k is None else codecs.count("k", k),
+        codecs.count("experts", parameters.get("experts", 1)),
+        _outputs(document, bool(parameters.get("binary_data_output", False))),
+        name,
+        _seconds(parameters),
+    )
+
+
+# Clients with binary tensors send the same few JSON parts again and again.
+_read_short = lru_cache(maxsize=256)(_read)
+
+
+def _only_input(document: dict[str, Any]) -> dict[str, Any]:
+    inputs = document.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise InvalidField(f"'inputs' must be a list of one tensor, {INPUT!r}.")
+    tensor: dict[str, Any] = inputs[0]
+    if tensor.get("name") != INPUT:
+        raise UnknownField(f"There is one input, {INPUT!r}.")
+    if tensor.get("datatype") not in tuple(INPUT_DTYPES):
+        raise InvalidField(f"The datatype of {INPUT!r} must be FP32, FP16 or FP64.")
+    _refuse_shared_memory(_parameters(tensor))
+    return tensor
+
+
+def _outputs(document: dict[str, Any], binary: bool) -> tuple[Output, ...]:
+    asked = document.get("outputs")
+    if asked is None or asked == []:
+        return tuple(Output(name, binary) for name in DATATYPES)
+    if not isinstance(asked, list) or not all(isinstance(output, dict) for output in asked):
+        raise InvalidField("'outputs' must be a list of tensors.")
+    for output in asked:
+        if output.get("name") not in tuple(DATATYPES):
+            known = ", ".join(DATATYPES)
+            raise UnknownField(f"There is no such output; the outputs are {known}.")
+        parameters = _parameters(output)
+        _refuse_shared_memory(parameters)
+        if parameters.get("classification"):
+            raise NotSupported(
+                "There is no classification of an output (class_count): the output 'classes'"
+                " has the best classes already, as many as the parameter k says."
+            )
+    if len({output["name"] for output in asked}) < len(asked):
+        raise InvalidField("An output is asked for twice.")
+    return tuple(
+        Output(output["name"], bool(_parameters(output).get("binary_data", binary)))
+        for output in asked
+    )
+
+
+def _refuse_shared_memory(parameters: dict[str, Any]) -> None:
+    if "shared_memory_region" in parameters:
+        raise NotSupported("There is no shared memory: tensors are sent in the request.")
+
+
+def _seconds(parameters: dict[str, Any]) -> float | None:
+    """Triton's `timeout`, in microseconds; 0 is none."""
+    microseconds = codecs.count("timeout", parameters.get("timeout", 0))
+    if microseconds < 0:
+        raise InvalidField("'timeout' must be a number of microseconds, not negative.")
+    return microseconds / 1e6 or None
+
+
+def _parameters(document: dict[str, Any]) -> dict[str, Any]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidField("'parameters' must be an object.")
+    return parameters
+
+
+def _rows(data: list[Any], shape: tuple[int, int]) -> NDArray[np.float32]:
+    """JSON data of [B,D], flat or as rows."""
+    rows, width = shape
+    if data and not isinstance(data[0], list):
+        if len(data) != rows * width:
+            raise InvalidField(f"'data' has {len(data)} numbers; its shape says {rows * width}.")
+        data = [data[start : start + width] for start in range(0, len(data), width)]
+    hidden = codecs.rows(data, suspicious=True)
+    if hidden.shape != shape:
+        raise InvalidField(f"'data' has shape {list(hidden.shape)}, not {list(shape)}.")
+    return hidden
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def encode(model: Model, wish: InferRequest, answer: Answered) -> tuple[bytes, int]:
+    """The answer, and the length of its JSON part."""
+    rows, k = answer.classes.shape
+    if wish.id is None and all(output.binary for output in wish.outputs):
+        head = _binary_head(model.name, model.version, wish.outputs, rows, k)
+    else:
+        head = _head(model.name, model.version, wish.outputs, rows, k, wish.id, answer)
+    tensors = [getattr(answer, output.name).tobytes() for output in wish.outputs if output.binary]
+    return b"".join((head, *tensors)), len(head)
+
+
+@lru_cache(maxsize=256)
+def _binary_head(name: str, version: int, outputs: Sequence[Output], rows: int, k: int) -> bytes:
+    """The JSON part of an answer whose tensors all follow it."""
+    return _head(name, version, outputs, rows, k, None, None)
+
+
+def _head(
+    name: str,
+    version: int,
+    outputs: Sequence[Output],
+    rows: int,
+    k: int,
+    asked_id: str | None,
+    answer: Answered | None,
+) -> bytes:
+    tensors = []
+    for output in outputs:
+        datatype = DATATYPES[output.name]
+        shape = [rows, k] if output.name in ("classes", "log_probs") else [rows]
+        tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
+        if output.binary:
+            size = int(np.prod(shape)) * BYTES[datatype]
+            tensor["parameters"] = {"binary_data_size": size}
+        else:
+            tensor["data"] = np.ravel(getattr(answer, output.name))
+        tensors.append(tensor)
+    document: dict[str, Any] = {"model_name": name, "model_version": str(version)}
+    if asked_id is not None:
+        document["id"] = asked_id
+    document["outputs"] = tensors
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,1 @@
+"""What surrounds every route: observation, authorization, headers for browsers."""

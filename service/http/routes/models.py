@@ -1,0 +1,170 @@
+"""The routes."""
+
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
+from prometheus_client import generate_latest
+
+from service.http import health, openapi, schemas
+from service.http.codecs import InvalidField, UnknownField
+from service.http.json_bodies import read_object
+from service.http.state import AppState
+from service.repository.catalog import Entry, ModelNotFound
+from service.repository.model import Model
+
+
+def add_routes(app: FastAPI, state: AppState) -> None:
+    _add_topk(app)
+    _add_models(app, state)
+    _add_operations(app, state)
+
+
+def _add_topk(app: FastAPI) -> None:
+    """For the document, and so that other methods are answered with 405; hot.py does the work."""
+
+    @app.post("/topk", **openapi.TOPK)
+    async def topk() -> Response:
+        """The k most probable classes for each row, by the default model."""
+        raise HTTPException(404)
+
+    @app.post("/models/{name}/topk", **openapi.TOPK)
+    async def model_topk(name: str) -> Response:
+        """The k most probable classes for each row, by the newest good version of a model."""
+        del name
+        raise HTTPException(404)
+
+    @app.post("/models/{name}/versions/{version}/topk", **openapi.TOPK)
+    async def version_topk(name: str, version: str) -> Response:
+        """The k most probable classes for each row, by one version of a model."""
+        del name, version
+        raise HTTPException(404)
+
+
+def _add_models(app: FastAPI, state: AppState) -> None:
+    repository = state.repository
+
+    @app.get("/models", tags=["models"], responses=openapi.problem_responses(503))
+    async def models() -> schemas.ModelList:
+        """Every model, with its versions and the bundles that were refused."""
+        entries = repository.catalog.entries.values()
+        return schemas.ModelList(models=[_model_info(state, entry) for entry in entries])
+
+    @app.get("/models/{name}", tags=["models"], responses=openapi.problem_responses(404, 503))
+    async def model(name: str) -> schemas.ModelInfo:
+        """One model."""
+        return _model_info(state, repository.entry(name))
+
+    label_responses = openapi.problem_responses(400, 401, 403, 404, 408, 409, 413, 422, 503, 504)
+
+    @app.put(
+        "/models/{name}/labels/{label}",
+        tags=["models"],
+        responses=label_responses,
+        openapi_extra=openapi.json_body(schemas.LabelRequest),
+    )
+    async def set_label(name: str, label: str, request: Request) -> schemas.ModelInfo:
+        """Point a label at a version, which is loaded if it must be."""
+        asked = await read_object(request, state)
+        await state.keeper.set_label(name, label, _asked_version(asked))
+        return _model_info(state, repository.entry(name))
+
+    @app.delete("/models/{name}/labels/{label}", tags=["models"], responses=label_responses)
+    async def remove_label(name: str, label: str) -> schemas.ModelInfo:
+        """Remove a label."""
+        await state.keeper.remove_label(name, label)
+        return _model_info(state, repository.entry(name))
+
+
+def _asked_version(asked: dict[str, Any]) -> int:
+    version = asked.pop("version", None)
+    for name in asked:
+        raise UnknownField(f"There is no field {name[:64]!r} here.")
+    if type(version) is not int or version < 1:
+        raise InvalidField("'version' must be the number of a version.")
+    return version
+
+
+def _model_info(state: AppState, entry: Entry) -> schemas.ModelInfo:
+    chosen = entry.chosen
+    return schemas.ModelInfo(
+        name=entry.name,
+        default=_is_default(state, entry),
+        version=chosen.version if chosen else None,
+        versions=[_version_info(model) for model in entry.versions.values()],
+        refused=[
+            schemas.RefusedVersion(version=version, reason=reason)
+            for version, reason in entry.refused.items()
+        ],
+        found=[
+            _found(entry, version, state.repository.loading)
+            for version in state.repository.listed(entry)
+        ],
+        labels=dict(entry.labels),
+        label_problems=dict(entry.label_problems),
+    )
+
+
+def _is_default(state: AppState, entry: Entry) -> bool:
+    try:
+        return entry.name == state.repository.default_name
+    except ModelNotFound:  # nothing is loaded
+        return False
+
+
+def _found(entry: Entry, version: int, loading: tuple[str, int] | None) -> schemas.FoundVersion:
+    reason = entry.refused.get(version)
+    if version in entry.versions:
+        if version in entry.gone:
+            reason = "Its folder is gone."
+        elif reason is not None:
+            reason = f"Its bundle was replaced, and the new one refused: {reason}"
+        return schemas.FoundVersion(version=version, state="loaded", reason=reason)
+    if (entry.name, version) == loading:
+        return schemas.FoundVersion(version=version, state="loading")
+    if reason is not None:
+        return schemas.FoundVersion(version=version, state="refused", reason=reason)
+    reason = "The model was unloaded." if entry.unloaded else None
+    return schemas.FoundVersion(version=version, state="not loaded", reason=reason)
+
+
+def _version_info(model: Model) -> schemas.VersionInfo:
+    manifest = model.manifest
+    return schemas.VersionInfo(
+        version=model.version,
+        n_classes=manifest.n_classes,
+        hidden_size=manifest.hidden_size,
+        n_experts=manifest.n_experts,
+        labels=manifest.labels,
+        created=manifest.created,
+        accuracy=manifest.training.accuracy,
+        trained_flops_speedup=manifest.training.flops_speedup,
+        flops_speedup=model.metrics.flops_speedup,
+    )
+
+
+def _add_operations(app: FastAPI, state: AppState) -> None:
+    not_ok = openapi.problem_responses(503)
+
+    @app.get("/livez", tags=["operations"], responses=not_ok)
+    async def livez() -> schemas.Health:
+        """Answered as long as the event loop runs."""
+        return schemas.Health()
+
+    @app.get("/readyz", tags=["operations"], responses=not_ok)
+    async def readyz() -> schemas.Health:
+        """Fails while requests should go elsewhere."""
+        await health.check_ready(state)
+        return schemas.Health()
+
+    @app.get("/startupz", tags=["operations"], responses=not_ok)
+    async def startupz() -> schemas.Health:
+        """Fails until the models have been loaded."""
+        health.check_started(state)
+        return schemas.Health()
+
+    @app.get("/metrics", tags=["operations"], **openapi.METRICS)
+    def metrics() -> Response:
+        """Everything that is counted, for Prometheus."""
+        body = generate_latest(state.metrics.registry)
+        return Response(body, headers={"content-type": openapi.METRICS_TYPE})

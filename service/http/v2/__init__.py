@@ -1,0 +1,1 @@
+"""The Open Inference Protocol but for `infer`."""

@@ -1,0 +1,1 @@
+"""Which models and versions are served."""

@@ -1,0 +1,138 @@
+"""Which models and versions are served. What is served is one immutable Catalog, replaced in one
+step on the event loop's thread, so that a request sees all of a change or nothing of it.
+
+How versions get here is in `versions.py`, and when in `keeper.py`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from service.errors import DSSError
+from service.repository.folder import VERSION
+from service.repository.model import Model
+from service.repository.version_labels import DEFAULT
+
+
+class ModelNotFound(DSSError):
+    pass
+
+
+class VersionNotFound(DSSError):
+    pass
+
+
+class Loading(DSSError):
+    """The models are still being loaded."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name: what is served of it, and what became of the rest. Versions are newest first."""
+
+    name: str
+    versions: Mapping[int, Model] = field(default_factory=dict)
+    # The reasons; one that is also loaded goes on as it was before its bundle was replaced.
+    refused: Mapping[int, str] = field(default_factory=dict)
+    idle: tuple[int, ...] = ()  # found, not loaded
+    gone: frozenset[int] = frozenset()  # loaded, but no longer in the folder
+    labels: Mapping[str, int] = field(default_factory=dict)  # only loaded versions
+    label_problems: Mapping[str, str] = field(default_factory=dict)  # why a label is not moved
+    unloaded: bool = False  # somebody said so
+
+    @property
+    def chosen(self) -> Model | None:
+        """What answers if no version is named: the newest, unless a label says otherwise."""
+        pinned = self.labels.get(DEFAULT)
+        if pinned is not None:
+            return self.versions[pinned]
+        return next(iter(self.versions.values()), None)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+    def models(self) -> Iterator[Model]:
+        for entry in self.entries.values():
+            yield from entry.versions.values()
+
+
+class Repository:
+    def __init__(self, default_model: str | None = None) -> None:
+        self._default_model = default_model
+        self._catalog: Catalog | None = None
+        self.loading: tuple[str, int] | None = None  # the version that is being loaded now
+        self.on_switch: list[Callable[[], None]] = []  # for those that keep what they found here
+
+    @property
+    def loaded(self) -> bool:
+        return self._catalog is not None
+
+    @property
+    def catalog(self) -> Catalog:
+        if self._catalog is None:
+            raise Loading("The models are still being loaded.")
+        return self._catalog
+
+    @property
+    def default_name(self) -> str:
+        """The configured model, or else the first by name that has a good version."""
+        if self._default_model is not None:
+            return self._default_model
+        for entry in self.catalog.entries.values():
+            if entry.versions:
+                return entry.name
+        raise ModelNotFound("No model is loaded.")
+
+    def entry(self, name: str) -> Entry:
+        entry = self.catalog.entries.get(name)
+        if entry is None:
+            raise ModelNotFound(f"There is no model {name[:64]!r}.")
+        return entry
+
+    def get(self, name: str | None = None, version: str | None = None) -> Model:
+        """The model for a path of the API: no name is the default; a version may be a label."""
+        entry = self.entry(self.default_name if name is None else name)
+        if version is None or version == DEFAULT:
+            if entry.chosen is None:
+                raise ModelNotFound(f"No version of model {entry.name!r} {_why_none(entry)}.")
+            return entry.chosen
+        if version in entry.labels:
+            return entry.versions[entry.labels[version]]
+        number = int(version) if VERSION.fullmatch(version) else 0
+        if number in entry.versions:
+            return entry.versions[number]
+        raise VersionNotFound(_why_not(entry, version, number))
+
+    def listed(self, entry: Entry) -> list[int]:
+        """All versions that are known, newest first."""
+        versions = {*entry.versions, *entry.refused, *entry.idle}
+        loading = self.loading
+        if loading is not None and loading[0] == entry.name:
+            versions.add(loading[1])
+        return sorted(versions, reverse=True)
+
+    def switch(self, entries: Mapping[str, Entry | None]) -> list[Model]:
+        """Serve these from now on, and no longer what is None; the models that no longer serve."""
+        before = self._catalog or Catalog()
+        changed = {**before.entries, **entries}
+        kept = {name: entry for name, entry in sorted(changed.items()) if entry is not None}
+        self._catalog = Catalog(kept)
+        serving = {id(model) for model in self._catalog.models()}
+        for tell in self.on_switch:
+            tell()
+        return [model for model in before.models() if id(model) not in serving]
+
+
+def _why_none(entry: Entry) -> str:
+    return "is loaded; it was unloaded" if entry.unloaded else "could be loaded"
+
+
+def _why_not(entry: Entry, version: str, number: int) -> str:
+    if number in entry.refused:
+        return f"Version {number} of model {entry.name!r} was refused."
+    if number in entry.idle:
+        return f"Version {number} of model {entry.name!r} is not loaded."
+    if version in entry.label_problems:
+        return f"The label {version!r} of model {entry.name!r} points at no loaded version."
+    return f"Model {entry.name!r} has no version {version[:16]!r}."

@@ -1,0 +1,136 @@
+"""One loaded version of a model: its facts, its engine and the queue before it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import bundle
+from service.batching.batcher import Batcher
+from service.batching.queue import QueueLimits
+from service.bundle import Bundle, Manifest, snapshots
+from service.bundle.snapshots import Snapshot
+from service.errors import AnswersNotFinite
+from service.http.codecs import DEFAULT_K, Source
+from service.repository.class_index import ClassIndex
+from service.settings import Settings
+from service.telemetry.metrics import shadow
+from service.telemetry.metrics.registry import Metrics, ModelMetrics
+from service.telemetry.metrics.shadow import Shadow
+from service.topk import TopKEngine
+
+logger = logging.getLogger(__name__)
+
+EngineFactory = Callable[[Bundle, int | None], TopKEngine]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    name: str
+    version: int
+    manifest: Manifest
+    samples: NDArray[np.float32] | None  # [S,D]
+    index: ClassIndex
+    source: Source
+    engine: TopKEngine
+    batcher: Batcher
+    metrics: ModelMetrics
+    shadow: Shadow | None
+
+    async def close(self) -> None:
+        """What it has taken is answered first."""
+        await self.batcher.close()
+        if self.shadow is not None:
+            await asyncio.to_thread(self.shadow.close)
+
+    @property
+    def default_k(self) -> int:
+        return min(DEFAULT_K, self.engine.n_reachable)
+
+
+def open_model(
+    name: str,
+    version: int,
+    path: Path,
+    *,
+    settings: Settings,
+    metrics: Metrics,
+    engine_factory: EngineFactory,
+    snapshot: Snapshot = snapshots.private_copy,
+) -> Model:
+    """Read a bundle and make it answer. The bundle itself is let go: the engine has its graphs."""
+    rate = settings.shadow.rate
+    opened = bundle.read(path, snapshot, head=rate > 0)
+    engine = engine_factory(opened, settings.engine.threads)
+    known = _known_rows(opened)
+    _check_answers(engine, known)
+    labels = None if opened.labels is None else np.array(opened.labels, dtype=object)
+    shadowed = opened.head is not None
+    observer = metrics.model(
+        name,
+        version,
+        opened,
+        window_seconds=settings.drift.window_seconds,
+        shadow_size=shadow.size(engine) if shadowed else 0,
+    )
+    compared = None
+    if opened.head is not None:
+        full = engine_factory(opened.head, 1)
+        most_rows = settings.shadow.max_waiting_rows
+        compared = Shadow(engine, full, observer.shadow, rate=rate, most_rows=most_rows)
+    elif rate > 0:
+        logger.warning("%s/%d ships no head, so no row of it is compared with one.", name, version)
+    queue = settings.queue
+    batcher = Batcher(
+        engine,
+        name=f"{name}/{version}",
+        observer=observer,
+        bounds=QueueLimits(
+            queue.max_rows,
+            queue.max_bytes,
+            queue.max_seconds,
+            lasting_seconds=queue.max_batch_seconds,
+            burst_seconds=queue.max_burst_seconds,
+        ),
+        max_batch_rows=queue.max_batch_rows,
+        max_batch_seconds=queue.max_batch_seconds,
+        inline_seconds=queue.inline_seconds,
+        stuck_seconds=settings.engine.stuck_seconds,
+        sampler=None if compared is None else compared.offer,
+    )
+    observer.watch_queue(lambda: batcher.queued_rows)
+    model = Model(
+        name=name,
+        version=version,
+        manifest=opened.manifest,
+        samples=opened.samples,
+        index=ClassIndex(opened.manifest.n_classes, opened.offsets, opened.classes),
+        source=Source(name, version, labels),
+        engine=engine,
+        batcher=batcher,
+        metrics=observer,
+        shadow=compared,
+    )
+    batcher.warm(known, model.default_k)
+    return model
+
+
+def _known_rows(opened: Bundle) -> NDArray[np.float32]:
+    """Rows to try a bundle with: its samples, or zeros."""
+    samples = opened.samples
+    if samples is not None:
+        samples = samples[np.isfinite(samples).all(axis=1)]
+    if samples is None or not len(samples):
+        return np.zeros((1, opened.manifest.hidden_size), np.float32)
+    return samples
+
+
+def _check_answers(engine: TopKEngine, known: NDArray[np.float32]) -> None:
+    """Checksums say that a bundle is as it was written, not that it was written well."""
+    answers = engine.topk(known[:1], min(DEFAULT_K, engine.n_reachable))
+    if not np.isfinite(answers.log_probs).all():
+        raise AnswersNotFinite("The bundle answers a row with NaN or infinity.")

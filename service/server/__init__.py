@@ -1,0 +1,1 @@
+"""One server process, or a supervisor with workers."""

@@ -1,0 +1,131 @@
+"""Runs the application under uvicorn, and stops it gently.
+
+SIGTERM: /readyz fails while requests are still answered, so that load balancers notice; then no
+connection is accepted, requests under way finish, and the process ends with status 0. SIGINT, from
+someone at a terminal, skips the first step. A second signal ends everything at once.
+
+A process that only a restart would help ends with a failure: an engine beyond help, or an event
+loop that stands still.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from service.errors import BeyondHelp, ModelsFolderMissing, NotStarted
+from service.http import health
+from service.http.app import Application, create_app
+from service.server.watchdog import Watchdog
+from service.settings import Settings
+from service.system import cpu_quota, file_descriptors
+from service.telemetry import logging_setup
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+# How long the event loop may keep an engine's thread from going on after a call: Python's own 5 ms
+# would be more than most calls take.
+SWITCH_SECONDS = 0.0001
+# Longer than the idle timeout of common load balancers, so that they close first.
+KEEP_ALIVE_SECONDS = 75
+
+
+def serve(settings: Settings) -> None:
+    if not settings.models.is_dir():
+        raise ModelsFolderMissing(f"There is no models folder {settings.models}.")
+    logging_setup.configure(settings)
+    file_descriptors.raise_limit()
+    logger.info("%s", cpu_quota.told(settings.workers, settings.engine.threads))
+    server = Server(create_app(settings), settings)
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not look at it again
+    server.watchdog.start()
+    with contextlib.suppress(SystemExit):  # how uvicorn ends when it cannot bind
+        server.run()
+    server.watchdog.end()
+    if not server.started:
+        raise NotStarted(f"The server could not start on {settings.host}:{settings.port}.")
+    if server.failure is not None:
+        raise BeyondHelp(server.failure)
+
+
+def _tls_context(app: Application) -> Callable[[Any, Any], ssl.SSLContext] | None:
+    """For uvicorn; our own context can be given a new certificate later."""
+    tls = app.tls
+    return None if tls is None else lambda _config, _default: tls.context
+
+
+class Server(uvicorn.Server):
+    def __init__(self, app: Application, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                loop="uvloop",
+                http=app.protocol,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,  # ours knows more: see access_log.py
+                server_header=False,
+                ssl_context_factory=_tls_context(app),
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=math.ceil(settings.stop_seconds),
+            )
+        )
+        self._app = app
+        self._state = app.state.service
+        self._drain_seconds = settings.drain_seconds
+        self._serve_until = 0.0
+        self.failure: str | None = None  # why it ended by itself
+        self.watchdog = Watchdog(settings.stuck_seconds)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_again)
+
+    def _read_again(self) -> None:
+        self._reading = asyncio.ensure_future(self._app.refresh(now=True))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own handler raises the signal again at the end; a clean stop is no failure.
+        del frame
+        if self.should_exit:
+            self.force_exit = True
+        elif sig == signal.SIGTERM:
+            self._serve_until = monotonic() + self._drain_seconds
+        self._state.draining = True
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        self.watchdog.beat()
+        if self.failure is None and not self.should_exit:
+            self.failure = health.beyond_help(self._state)
+            if self.failure is not None:
+                logger.critical("%s", self.failure)
+                self.handle_exit(signal.SIGINT, None)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.watchdog.end()  # nobody ticks from here on; whoever stops us has a limit
+        await super().shutdown(sockets)
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        while monotonic() < self._serve_until and not self.force_exit:
+            self.watchdog.beat()
+            await asyncio.sleep(TICK_SECONDS)

@@ -1,0 +1,1 @@
+"""What worker processes have in common: counters, a table of workers, a folder."""

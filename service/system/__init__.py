@@ -1,0 +1,1 @@
+"""The machine underneath: CPUs, file descriptors, watched files."""

@@ -1,0 +1,114 @@
+"""Asks the full softmax about a sample of the rows that were answered, beside the traffic.
+
+A thread of low priority rescans them and counts which of the first classes agree. Requests never
+wait for it: what it cannot keep up with is dropped, and counted as well.
+"""
+
+import logging
+import math
+import os
+import random
+import threading
+from collections import deque
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.shared_state.counters import Values
+from service.topk import TopKEngine
+
+logger = logging.getLogger(__name__)
+
+PLACES = (1, 5, 10)
+ROWS, DROPPED, HITS = 0, 1, 2  # in its cells; then a count for each of PLACES there can be
+AT_ONCE = 16  # rows
+NICENESS = 19
+CLOSE_SECONDS = 5.0
+
+Row = tuple[NDArray[np.float32], int]  # [D], and how many experts were searched for it
+
+
+def size(engine: TopKEngine) -> int:
+    """How many cells it counts in."""
+    return HITS + sum(at <= engine.n_reachable for at in PLACES)
+
+
+class Shadow:
+    def __init__(
+        self, engine: TopKEngine, full: TopKEngine, cells: Values, *, rate: float, most_rows: int
+    ) -> None:
+        self._engine, self._full = engine, full
+        self._k = min(max(PLACES), engine.n_reachable)
+        self._cells = cells
+        self._rate = rate
+        self._most_rows = most_rows
+        self._random = random.Random()  # noqa: S311
+        self._skip = self._gap()  # rows until the next one is taken
+        self._waiting: deque[Row] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None  # until there is a row for it
+
+    def offer(self, hidden: NDArray[np.float32], experts: int) -> None:
+        """Rows [B,D] that were answered. Each is taken with the same chance, whatever its batch."""
+        rows = len(hidden)
+        while self._skip < rows:
+            self._take(hidden[self._skip], experts)
+            self._skip += 1 + self._gap()
+        self._skip -= rows
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _gap(self) -> int:
+        if self._rate >= 1.0:
+            return 0
+        return int(math.log1p(-self._random.random()) / math.log1p(-self._rate))
+
+    def _take(self, row: NDArray[np.float32], experts: int) -> None:
+        if len(self._waiting) >= self._most_rows:
+            self._cells[DROPPED] += 1
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
+            self._thread.start()
+        with self._wake:
+            self._waiting.append((row.copy(), experts))
+            self._wake.notify()
+
+    # --- its thread --------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with suppress(OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while True:
+            with self._wake:
+                while not self._waiting and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+            try:
+                self._compare(self._next())
+            except Exception:
+                logger.exception("Rows could not be compared with the full softmax.")
+
+    def _next(self) -> list[Row]:
+        """Some rows for which as many experts were searched."""
+        taken = [self._waiting.popleft()]
+        while self._waiting and len(taken) < AT_ONCE and self._waiting[0][1] == taken[0][1]:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _compare(self, rows: list[Row]) -> None:
+        hidden = np.stack([row for row, _ in rows])  # [B,D]
+        served = self._engine.topk(hidden, self._k, rows[0][1]).classes  # [B,k]
+        full = self._full.topk(hidden, self._k).classes  # [B,k]
+        self._cells[ROWS] += len(rows)  # first, so that recall is never told too high
+        for cell, at in enumerate(PLACES[: len(self._cells) - HITS], HITS):
+            same = served[:, :at, None] == full[:, None, :at]  # [B,at,at]
+            self._cells[cell] += int(same.sum())

@@ -1,0 +1,69 @@
+"""What is asked of an engine, what comes back, and what may go wrong on the way."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.engine.backend import TopK
+from service.errors import DSSError
+
+
+class QueueFull(DSSError):
+    """More is waiting than the queue holds."""
+
+
+class DeadlineExceeded(DSSError):
+    """The answer would come too late."""
+
+
+class EngineFailed(DSSError):
+    """The engine raised something that is not the client's fault, or does not answer."""
+
+
+class EngineStopped(DSSError):
+    """The engine takes no more requests: it is being closed."""
+
+
+class TopKEngine(Protocol):
+    """What the HTTP side needs of an engine."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def n_reachable(self) -> int: ...
+    def check(self, hidden: NDArray[np.generic], k: int, experts: int = 1) -> None:
+        """Raise the QueryError that `topk` would."""
+
+    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK: ...
+
+
+class Observer(Protocol):
+    def executed(self, waits: Sequence[float], rows: int, seconds: float, result: TopK) -> None:
+        """An engine call answered len(waits) requests, which had waited that many seconds.
+
+        Never called by two threads at once.
+        """
+
+
+class Call(NamedTuple):
+    """An engine call, by the clock `perf_counter`."""
+
+    started: float
+    ended: float
+    gate_seconds: float
+    expert_seconds: NDArray[np.float64]  # [K]
+
+
+class Answer(NamedTuple):
+    """One request's share of an engine call."""
+
+    classes: NDArray[np.int64]  # [B,k]
+    log_probs: NDArray[np.float32]  # [B,k]
+    experts: NDArray[np.int64]  # [B]
+    gates: NDArray[np.float32]  # [B]
+    call: Call
+
+
+Answered = Answer | TopK

@@ -1,0 +1,1 @@
+"""Captures a trained model's hidden vectors, labels and head."""

@@ -1,0 +1,1 @@
+"""The commands of `dss` that train, export and compare."""

@@ -1,0 +1,1 @@
+"""Accuracy, precision, FLOPs and time of a bundle. Needs no PyTorch."""

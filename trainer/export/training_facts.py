@@ -1,0 +1,53 @@
+"""What a server compares live traffic with: how sure the gate is, and how often the layer's first
+classes are the full softmax's.
+
+S rows, D hidden, K experts, N classes.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from service.bundle.manifest import MOST_GATE_EDGES, GateFacts
+from service.telemetry.metrics.shadow import PLACES
+from trainer.data.arrays import Head, chunks
+from trainer.layer import DSSoftmax
+
+DECIMALS = 4  # of edges: processors round the gate differently, and must not seem to drift
+ROWS_AT_ONCE = 64  # all classes are scored
+
+
+def gate_facts(
+    hidden: NDArray[np.float32],  # [S,D]
+    gate: NDArray[np.float32],  # [K,D]
+    bias: NDArray[np.float32] | None,  # [K]
+) -> GateFacts:
+    """The shares of rows between the deciles of the first choice's gate value."""
+    logits = hidden @ gate.T + (0.0 if bias is None else bias)  # [S,K]
+    values = 1.0 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)  # [S]
+    levels = np.arange(1, MOST_GATE_EDGES + 1) / (MOST_GATE_EDGES + 1)
+    edges = np.unique(np.round(np.quantile(values, levels), DECIMALS))
+    edges = edges[edges < values.max()]
+    counts = np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
+    return GateFacts(edges=edges.tolist(), shares=(counts / len(values)).tolist())
+
+
+def head_recall(
+    layer: DSSoftmax,
+    inputs: NDArray[np.float32],  # [S,D] as the layer takes them
+    hidden: NDArray[np.float32],  # [S,D] as the head does
+    head: Head,
+) -> dict[str, float]:
+    """By number of first classes: the share of the full softmax's that are the layer's too."""
+    k = min(max(PLACES), len(head.weight))
+    weight = torch.from_numpy(head.weight)
+    hits = dict.fromkeys([at for at in PLACES if at <= k], 0)
+    for part in chunks(len(hidden), ROWS_AT_ONCE):
+        scores = torch.from_numpy(hidden[part]) @ weight.T  # [b,N]
+        if head.bias is not None:
+            scores += torch.from_numpy(head.bias)
+        full = scores.topk(k).indices  # [b,k]
+        own = layer.topk(torch.from_numpy(inputs[part]), k).classes  # [b,k]
+        for at in hits:
+            hits[at] += int((own[:, :at, None] == full[:, None, :at]).sum())
+    return {str(at): found / (at * len(hidden)) for at, found in hits.items()}

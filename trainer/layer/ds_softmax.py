@@ -1,0 +1,316 @@
+"""The doubly sparse output layer.
+
+B rows, D hidden, K experts, N classes, R kept rows of all experts together, V rows of one expert.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainer.layer import losses
+
+SMALLEST_GATE = torch.finfo(torch.float32).tiny
+
+
+class Output(NamedTuple):
+    output: Tensor  # [B] log-probability of each row's target
+    loss: Tensor  # [] mean negative log-probability
+
+
+class Routing(NamedTuple):
+    """Which expert a row goes to and with what weight."""
+
+    expert: Tensor  # [B]
+    gate: Tensor  # [B] softmax(U h) at that expert, not renormalised
+
+
+class Teacher(NamedTuple):
+    """A full softmax to learn from."""
+
+    head: Tensor  # [N,D]
+    logsumexp: Tensor  # [B] of its logits, for the rows at hand
+    weight: float  # of its distribution; the rest goes to the label
+
+
+class TopK(NamedTuple):
+    classes: Tensor  # [B,k]
+    log_probs: Tensor  # [B,k]
+
+
+class DSSoftmax(nn.Module):
+    """A sparse mixture of sparse experts in place of a softmax's linear layer.
+
+    A gate picks one expert; only the classes that expert still holds are scored. The verbs are
+    those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`. Called without a target it stands
+    in for the linear layer: it gives log-probabilities of all classes, which serve as logits.
+
+    Only kept rows are in memory: each of `experts` is a matrix with one row for each class it has
+    not pruned, and `keys` names the (expert, class) pair of every row. A pruned class has logit 0,
+    so it keeps a (finite) probability and the N - V absent classes add N - V to the normaliser.
+
+    Args:
+        in_features: D, the size of a hidden vector
+        n_classes: N
+        n_experts: K
+        gate_noise: standard deviation of Gaussian noise on the gate's logits while training
+        keys: the (expert, class) pairs to hold, ascending, each as expert * N + class; all if None
+        biased: gate and experts have one more column, which is added to their products
+
+    Shape:
+        - hidden: [B, D]
+        - target: [B], class ids
+        - output: [B]; loss: scalar; log_prob: [B, N]; predict: [B]; topk: [B, k]
+        - without a target: hidden [..., D] to log-probabilities [..., N]
+    """
+
+    keys: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        n_experts: int,
+        gate_noise: float = 0.0,
+        keys: Tensor | None = None,
+        biased: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.n_classes = n_classes
+        self.n_experts = n_experts
+        self.gate_noise = gate_noise
+        self.biased = biased
+        keys = torch.arange(n_experts * n_classes) if keys is None else keys
+        self.register_buffer("keys", keys)  # [R]
+        columns = in_features + biased
+        self.gate = nn.Parameter(torch.empty(n_experts, columns))
+        sizes = torch.bincount(keys // n_classes, minlength=n_experts).tolist()
+        self.experts = nn.ParameterList(torch.empty(size, columns) for size in sizes)
+        self.reset_parameters()
+
+    @staticmethod
+    def from_bundle(path: str | Path) -> "DSSoftmax":
+        """The layer of a bundle, to be a model's head: it answers as the service does."""
+        from trainer.layer.from_bundle import layer_from_bundle
+
+        return layer_from_bundle(Path(path))
+
+    def reset_parameters(self) -> None:
+        bound = self.in_features**-0.5
+        nn.init.uniform_(self.gate, -bound, bound)
+        for weight in self.experts:
+            nn.init.uniform_(weight, -bound, bound)
+
+    # --- which rows are kept ------------------------------------------------------------------
+
+    @property
+    def expert_of_row(self) -> Tensor:
+        return self.keys // self.n_classes  # [R]
+
+    @property
+    def class_of_row(self) -> Tensor:
+        return self.keys % self.n_classes  # [R]
+
+    @property
+    def expert_sizes(self) -> list[int]:
+        return [len(weight) for weight in self.experts]
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of all rows, in the order of `keys`."""
+        return torch.cat([weight.detach() for weight in self.experts])  # [R,D]
+
+    def row_squares(self) -> Tensor:
+        """The mean square of each row: what the group lassos are made of."""
+        return torch.cat([losses.row_squares(weight) for weight in self.experts])  # [R]
+
+    def row_of(self, expert: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each (expert, class) pair is stored, and whether it is: [B], [B] bool."""
+        wanted = expert * self.n_classes + target
+        row = torch.searchsorted(self.keys, wanted)  # R where it would come after the last
+        past_the_end = self.keys.new_full((1,), -1)
+        return row, torch.cat([self.keys, past_the_end])[row] == wanted
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Drop every row whose entry in the [R] mask is False. The experts are new parameters."""
+        masks = kept.split(self.expert_sizes)
+        for number, mask in enumerate(masks):
+            self.experts[number] = nn.Parameter(self.experts[number].data[mask])
+        self.keys = self.keys[kept]
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: object) -> None:  # type: ignore[type-arg]
+        # A checkpoint may hold fewer rows than a new layer does.
+        if f"{prefix}keys" in state_dict:
+            self.keys = torch.empty_like(state_dict[f"{prefix}keys"])
+            for number in range(self.n_experts):
+                saved = state_dict[f"{prefix}experts.{number}"]
+                self.experts[number] = nn.Parameter(torch.empty_like(saved))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    # --- the sparse gate ----------------------------------------------------------------------
+
+    def route(self, hidden: Tensor) -> Routing:
+        logits = self._logits(hidden, self.gate)  # [B,K]
+        if self.training and self.gate_noise:
+            logits = logits + self.gate_noise * torch.randn_like(logits)
+        gate, expert = torch.softmax(logits, dim=1).max(dim=1)  # gradient reaches all of U
+        return Routing(expert, gate)
+
+    # --- the sparse experts -------------------------------------------------------------------
+
+    def _logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
+        """Products of rows [b,D] with a matrix's rows [V,D], or [V,D+1] with a bias: [b,V]."""
+        if not self.biased:
+            return hidden @ matrix.T
+        return torch.addmm(matrix[:, -1], hidden, matrix[:, :-1].T)
+
+    def _scored_groups(
+        self, hidden: Tensor, expert: Tensor, gate: Tensor, k: int | None = None
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """For each expert in use: its number, its rows [b], gate * W h [b,V] and log Z [b]."""
+        order = torch.argsort(expert, stable=True)  # [B]
+        counts = torch.bincount(expert, minlength=self.n_experts).tolist()
+        for number, rows in enumerate(order.split(counts)):
+            if len(rows):
+                yield number, rows, *self._scores(number, hidden[rows], gate[rows], k)
+
+    def _scores(
+        self, number: int, hidden: Tensor, gate: Tensor, k: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """An expert's gate * W h [b,V] and log Z [b].
+
+        With a k the k best are to be answered; a layer that does not score all may then say -inf.
+        """
+        del k
+        scores = gate[:, None] * self._logits(hidden, self.experts[number])  # [b,V]
+        return scores, self._logsumexp(scores)
+
+    def _logsumexp(self, scores: Tensor) -> Tensor:
+        present = scores.logsumexp(dim=1)  # [b]; -inf for an expert without classes
+        absent = self.n_classes - scores.shape[1]
+        if not absent:
+            return present
+        return torch.logaddexp(present, present.new_tensor(absent).log())
+
+    def forward(
+        self, hidden: Tensor, target: Tensor | None = None, routing: Routing | None = None
+    ) -> Output | Tensor:
+        """Log-probabilities and loss of the targets; without any, log-probabilities of all classes.
+
+        The latter for hidden of any shape [..., D], and of any precision.
+        """
+        if target is None:
+            rows = hidden.reshape(-1, hidden.shape[-1]).to(self.gate.dtype)  # [B,D]
+            return self.log_prob(rows).reshape(*hidden.shape[:-1], self.n_classes)
+        if len(target) and not 0 <= target.min() <= target.max() < self.n_classes:
+            raise ValueError(f"target values must be in 0..{self.n_classes - 1}")
+        expert, gate = routing if routing is not None else self.route(hidden)
+        row, held = self.row_of(expert, target)  # [B], [B]
+        first_row = [0, *accumulate(self.expert_sizes)]
+        order, outputs = [], []
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            if scores.shape[1]:
+                position = (row[rows] - first_row[number]).clamp(0, scores.shape[1] - 1)
+                score = scores.gather(1, position[:, None])[:, 0]
+                outputs.append(torch.where(held[rows], score, 0.0) - logsumexp)
+            else:
+                outputs.append(-logsumexp)
+            order.append(rows)
+        output = torch.cat(outputs)[torch.argsort(torch.cat(order))]  # [B]
+        return Output(output, -output.mean())
+
+    def distillation_loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        teacher: Teacher,
+        routing: Routing | None = None,
+    ) -> Tensor:
+        """Cross-entropy [B] against the labels, mixed with a full softmax's distribution.
+
+        Only the classes that a row's expert holds are scored by the teacher: absent ones have
+        score 0 here, so they count in our normaliser and nowhere else.
+        """
+        expert, gate = routing if routing is not None else self.route(hidden)
+        classes = self.class_of_row.split(self.expert_sizes)
+        order, losses_of_rows = [], []
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            with torch.no_grad():
+                logits = self._logits(hidden[rows], teacher.head[classes[number]])  # [b,V]
+                wanted = teacher.weight * (logits - teacher.logsumexp[rows, None]).exp()
+                wanted += (1 - teacher.weight) * (target[rows, None] == classes[number])
+            losses_of_rows.append(logsumexp - (wanted * scores).sum(dim=1))
+            order.append(rows)
+        return torch.cat(losses_of_rows)[torch.argsort(torch.cat(order))]
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all N classes under each row's expert: [B,N]."""
+        expert, gate = self.route(hidden)
+        result = hidden.new_zeros(len(hidden), self.n_classes)
+        for number, rows, scores, logsumexp in self._scored_groups(hidden, expert, gate):
+            classes = self.class_of_row[self.expert_of_row == number]
+            dense = scores.new_zeros(len(rows), self.n_classes)
+            dense = dense.index_copy(1, classes, scores) - logsumexp[:, None]
+            result = result.index_copy(0, rows, dense)
+        return result
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The most probable class that each row's expert holds: [B]."""
+        return self.topk(hidden, 1).classes[:, 0]
+
+    @torch.no_grad()
+    def rank_of(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """How many classes of a row's expert score above its target, N if it is not held: [B]."""
+        expert, gate = self.route(hidden)
+        row, held = self.row_of(expert, target)
+        first_row = [0, *accumulate(self.expert_sizes)]
+        rank = torch.full((len(hidden),), self.n_classes, device=hidden.device)
+        for number, rows, scores, _ in self._scored_groups(hidden, expert, gate):
+            here = held[rows]
+            own = scores[here].gather(1, row[rows[here], None] - first_row[number])  # [h,1]
+            rank[rows[here]] = (scores[here] > own).sum(dim=1)
+        return rank
+
+    @torch.no_grad()
+    def searched(self, hidden: Tensor, k: int, experts: int = 1) -> Tensor:
+        """Log-probabilities [B,N] of the classes searched for a top-k answer, -inf for the others.
+
+        The best gate value is the row's inverse temperature in every expert searched; a
+        lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
+        Rows left with fewer than k classes go on to their next-best experts.
+        """
+        reachable = len(self.class_of_row.unique())
+        if not 1 <= k <= reachable:
+            raise ValueError(f"k must be in 1..{reachable}, the number of classes held")
+        if not 1 <= experts <= self.n_experts:
+            raise ValueError(f"experts must be in 1..{self.n_experts}")
+        logits = self._logits(hidden, self.gate)  # [B,K]
+        # By logit: gates far behind the best underflow to equal zeros.
+        ranked = logits.sort(dim=1, descending=True, stable=True).indices  # [B,K]
+        gates = torch.softmax(logits, dim=1).gather(1, ranked).clamp_min(SMALLEST_GATE)
+        best = hidden.new_full((len(hidden), self.n_classes), -torch.inf)  # [B,N]
+        for rank in range(self.n_experts):
+            searched = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
+            if rank >= experts:
+                searched = best.isfinite().sum(1) < k
+            todo = searched.nonzero()[:, 0]
+            if not len(todo):
+                break
+            distrust = (gates[todo, rank] / gates[todo, 0]).log()
+            groups = self._scored_groups(hidden[todo], ranked[todo, rank], gates[todo, 0], k)
+            for number, rows, scores, logsumexp in groups:
+                classes = self.class_of_row[self.expert_of_row == number]
+                found = scores - logsumexp[:, None] + distrust[rows, None]  # [b,V]
+                where = todo[rows][:, None], classes[None, :]
+                best[where] = torch.maximum(best[where], found)
+        return best
+
+    def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
+        """The k most probable classes of each row, searched in its `experts` best experts."""
+        best = self.searched(hidden, k, experts)
+        log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
+        return TopK(classes[:, :k], log_probs[:, :k])

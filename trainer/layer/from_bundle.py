@@ -1,0 +1,118 @@
+"""A bundle becomes a layer again.
+
+The rows are those that the bundle stores, as float32, so answers differ from the service's by
+rounding alone: sums are added in another order, and a rounded gate value scales all scores of a
+row. That stays within `export.TOLERANCE`, by which an export is checked. An int8 bundle is the
+exception. Its rows are here in full, while the service scores all but the best classes in whole
+numbers: `export.INT8_TOLERANCE` and `INT8_AGREEMENT` are what it was exported under.
+
+b rows, D hidden, V rows of one expert, w directions, c candidates.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from service import bundle
+from service.bundle import Bundle, graphs
+from service.errors import DSSError
+from trainer.layer import DSSoftmax
+
+Constants = Mapping[str, NDArray[Any]]  # of a graph, by name
+
+
+class ApproximationFixed(DSSError):
+    """An approximated expert's rows cannot change without its preview."""
+
+
+def layer_from_bundle(path: Path) -> DSSoftmax:
+    """The layer that a bundle was exported from, with approximated experts as they are served."""
+    made = bundle.read(path)
+    manifest = made.manifest
+    gate = graphs.constants(made.gate_model)
+    experts = [{} if model is None else graphs.constants(model) for model in made.expert_models]
+    biased = any("bias" in constants for constants in (gate, *experts))
+    sizes = (manifest.hidden_size, manifest.n_classes, manifest.n_experts)
+    previewed = {number: experts[number] for number, size in enumerate(made.previews) if size}
+    if previewed:
+        layer: DSSoftmax = ApproximatedSoftmax(*sizes, _keys(made), biased, previewed)
+    else:
+        layer = DSSoftmax(*sizes, keys=_keys(made), biased=biased)
+    layer.gate.data = _matrix(gate["U"], gate, biased)
+    for number, expert in enumerate(layer.experts):
+        expert.data = _matrix(made.expert_weight(number), experts[number], biased)
+    return layer.eval()
+
+
+def _keys(made: Bundle) -> Tensor:
+    expert = np.repeat(np.arange(made.manifest.n_experts), made.manifest.expert_sizes)
+    return torch.from_numpy(expert * made.manifest.n_classes + made.classes.astype(np.int64))
+
+
+def _matrix(weight: NDArray[np.float32], constants: Constants, biased: bool) -> Tensor:
+    """Rows [V,D], or [V,D+1] where any graph of the bundle has a bias: this one may have none."""
+    matrix = torch.tensor(weight)
+    if not biased:
+        return matrix
+    bias = constants.get("bias", np.zeros(len(weight), np.float32))
+    return torch.cat([matrix, torch.tensor(bias)[:, None]], dim=1)
+
+
+class ApproximatedSoftmax(DSSoftmax):
+    """With SVD-softmax inside some experts: their c best classes by a preview are scored exactly.
+
+    The others keep their cheap scores in `log_prob`, so that probabilities sum to 1, and are never
+    answered by `topk`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_classes: int,
+        n_experts: int,
+        keys: Tensor,
+        biased: bool,
+        previewed: Mapping[int, Constants],
+    ) -> None:
+        super().__init__(in_features, n_classes, n_experts, keys=keys, biased=biased)
+        self.candidates = {e: int(found["candidates"][0]) for e, found in previewed.items()}
+        self.directions = nn.ParameterDict(
+            {str(e): _fixed(found["P"]) for e, found in previewed.items()}  # [w,D]
+        )
+        self.previews = nn.ParameterDict(
+            {str(e): _fixed(found["Q"]) for e, found in previewed.items()}  # [V,w]
+        )
+
+    def _scores(
+        self, number: int, hidden: Tensor, gate: Tensor, k: int | None
+    ) -> tuple[Tensor, Tensor]:
+        if number not in self.candidates:
+            return super()._scores(number, hidden, gate, k)
+        weight = self.experts[number]
+        exact = self._logits(hidden, weight)  # [b,V]
+        cheap = hidden @ self.directions[str(number)].T @ self.previews[str(number)].T
+        if self.biased:
+            cheap = cheap + weight[:, -1]
+        count = min(max(k or 1, self.candidates[number]), len(weight))  # c
+        best = cheap.topk(count, dim=1).indices  # [b,c]
+        scored = torch.zeros_like(cheap, dtype=torch.bool).scatter(1, best, True)
+        scores = gate[:, None] * torch.where(scored, exact, cheap)
+        logsumexp = self._logsumexp(scores)
+        return scores if k is None else scores.masked_fill(~scored, -torch.inf), logsumexp
+
+    def keep_rows(self, kept: Tensor) -> None:
+        del kept
+        raise ApproximationFixed(
+            "An approximated layer cannot be pruned; load a bundle that was exported without"
+            " --svd-window."
+        )
+
+
+def _fixed(array: NDArray[np.float32]) -> nn.Parameter:
+    """Moves and is saved with the layer, and does not learn."""
+    return nn.Parameter(torch.tensor(array), requires_grad=False)

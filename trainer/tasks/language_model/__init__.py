@@ -1,0 +1,1 @@
+"""The paper's language models, from text to tables."""

@@ -1,0 +1,104 @@
+"""Mitosis: the number of experts doubles while training goes on, and sparsity is inherited.
+
+Each expert becomes two with the same rows. Their gates lean to either side of the direction in
+which the expert's contexts vary most, so that each takes about half of its traffic, and a class
+goes only to a clone that some training row of that class reaches.
+
+B rows, S sampled rows, D hidden, K experts, N classes, R kept rows.
+"""
+
+import torch
+from torch import Tensor
+
+from trainer.layer import DSSoftmax
+from trainer.layer.pruning import spare_best
+from trainer.training.idle_experts import leaning
+from trainer.training.loop import Rows
+from trainer.training.metrics import label_counts
+
+LEAN = 4.0  # standard deviation of the gate logits' difference between clones: they part clearly
+
+
+def one_expert(head: Tensor) -> DSSoftmax:
+    """The full softmax [N,D] as a layer of a single expert."""
+    n_classes, hidden_size = head.shape
+    layer = DSSoftmax(hidden_size, n_classes, 1)
+    layer.gate.data = torch.zeros(1, hidden_size)  # its gate value is 1 everywhere
+    layer.experts[0].data = head.clone()
+    return layer
+
+
+@torch.no_grad()
+def split_gate(layer: DSSoftmax, hidden: Tensor) -> Tensor:
+    """A gate [2K,D] for twice the experts; `hidden` [S,D] shows the traffic of each one.
+
+    Expert k becomes k and k + K.
+    """
+    expert = (hidden @ layer.gate.T).argmax(dim=1)  # [S]
+    leans = [leaning(hidden[expert == number]) for number in range(layer.n_experts)]
+    lean = torch.stack(leans) * (LEAN / 2)  # [K,D]
+    return torch.cat([layer.gate + lean, layer.gate - lean])
+
+
+@torch.no_grad()
+def heirs(
+    layer: DSSoftmax, gate: Tensor, inputs: Rows, labels: Tensor, *, keep_one: bool
+) -> Tensor:
+    """Which of the doubled rows, [2R] bool, the clones inherit: only they are ever made.
+
+    Those whose class some training row reaches the clone with; and, if asked for, of a class that
+    would be lost the copy with most contexts.
+    """
+    contexts = label_counts(gate, inputs, labels, layer.n_classes)  # by clone and class
+    found = contexts.flatten()[doubled_keys(layer)]  # [2R]
+    kept = found > 0
+    if not keep_one:
+        return kept
+    return spare_best(layer.class_of_row.repeat(2), kept, found, layer.row_squares().repeat(2))
+
+
+def doubled_keys(layer: DSSoftmax) -> Tensor:
+    return torch.cat([layer.keys, layer.keys + layer.n_experts * layer.n_classes])  # [2R]
+
+
+@torch.no_grad()
+def split(layer: DSSoftmax, gate: Tensor, heirs: Tensor, hidden: Tensor, noise: float) -> DSSoftmax:
+    """The layer with twice the experts, holding the rows that are inherited.
+
+    Gaussian `noise`, relative to a row's size, makes clones differ. A clone's gate value is lower
+    than its parent's was, so rows are scaled up by as much: the answers stay what they were.
+    """
+    n_experts = layer.n_experts
+    doubled = DSSoftmax(
+        layer.in_features, layer.n_classes, 2 * n_experts, keys=doubled_keys(layer)[heirs]
+    )
+    doubled.gate.data = gate
+    expert, before = layer.eval().route(hidden)
+    after = doubled.eval().route(hidden).gate
+    loss = mean_by_expert(before, expert, n_experts) / mean_by_expert(after, expert, n_experts)
+    masks = heirs.split([*layer.expert_sizes, *layer.expert_sizes])
+    for number, (clone, mask) in enumerate(zip(doubled.experts, masks, strict=True)):
+        rows = layer.experts[number % n_experts][mask] * loss[number % n_experts]  # [V,D]
+        size = rows.square().mean(dim=1, keepdim=True).sqrt()  # [V,1]
+        clone.data = rows + noise * size * torch.randn_like(rows)
+    return doubled
+
+
+def mean_by_expert(values: Tensor, expert: Tensor, n_experts: int) -> Tensor:
+    """Means [K] of [S] values; 1 where there is none."""
+    sums = torch.zeros(n_experts).index_add(0, expert, values)
+    counts = torch.bincount(expert, minlength=n_experts)
+    return torch.where(counts > 0, sums / counts.clamp_min(1), 1.0)
+
+
+def stages(n_experts: int) -> list[int]:
+    """2, 4, ... up to the number of experts."""
+    return [2**power for power in range(1, n_experts.bit_length())]
+
+
+def stage_budget(n_classes: int, n_experts: int, memory: float, last: float) -> float:
+    """Mean classes scored at the end of a stage: experts together take so many full softmaxes.
+
+    None goes below the budget of the last stage.
+    """
+    return max(last, memory * n_classes / n_experts)

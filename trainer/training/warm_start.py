@@ -1,0 +1,179 @@
+"""The warm start: experts from clusters of hidden vectors and the full softmax's own answers.
+
+Vectors are clustered by direction; a cluster's centre becomes a row of the gate, and the classes
+that the full softmax puts among its first for the cluster's vectors become the expert.
+
+S sampled rows, D hidden, K experts, N classes, R kept rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from service.errors import DSSError
+from service.terminal import progress
+from trainer.layer import DSSoftmax
+from trainer.training.loop import Rows
+from trainer.training.metrics import RANKS, chunks, label_counts
+
+GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
+CLUSTER_ROWS = 100_000
+SEARCH_STEPS = 50
+LEAST_TRAFFIC = 0.1  # of an equal share
+COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take ...
+THRIFT = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)  # ... by going to quieter experts
+
+
+class BudgetImpossible(DSSError):
+    pass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What each expert would be asked for."""
+
+    gain: Tensor  # [K,N] right answers that a class is expected to give in an expert
+    rows: Tensor  # [K] how many sampled rows each expert receives
+    labels: Tensor  # [K,N] how often a class is the label, over all training rows
+
+    @property
+    def utilization(self) -> Tensor:
+        return self.rows / self.rows.sum()
+
+
+def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
+    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [S,D]."""
+    directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
+    with progress.bar("clustering", None):
+        means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
+    return sharpened(hidden, torch.from_numpy(means.cluster_centers_.astype(np.float32)))
+
+
+def sharpened(hidden: Tensor, directions: Tensor) -> Tensor:
+    """A gate [K,D] along the directions, as sure of itself as training should begin with."""
+    unit = normalize(directions)
+    return unit * _sharpness(hidden[:CLUSTER_ROWS] @ unit.T)
+
+
+def _sharpness(logits: Tensor) -> float:
+    """The factor on logits [S,K] at which the largest softmax value is GATE_VALUE on average."""
+    low, high = 1e-3, 1e3
+    for _ in range(SEARCH_STEPS):
+        middle = (low * high) ** 0.5
+        value = torch.softmax(middle * logits, dim=1).max(dim=1).values.mean()
+        low, high = (middle, high) if value < GATE_VALUE else (low, middle)
+    return low
+
+
+@torch.no_grad()
+def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Tensor) -> Demand:
+    """Sum what the full softmax would answer in each expert, over sampled rows `hidden` [S,D].
+
+    Labels are counted over all rows of `inputs`: a sample has too few of a rare class.
+    """
+    n_experts, n_classes = len(gate), len(head)
+    gain = torch.zeros(n_experts * n_classes)
+    received = torch.zeros(n_experts)
+    for part in progress.each(list(chunks(len(hidden))), "choosing classes"):
+        expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
+        best, value = answer_gains(hidden[part] @ head.T)  # [b,10]
+        pairs = (expert[:, None] * n_classes + best).flatten()
+        gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
+        received += torch.bincount(expert, minlength=n_experts)
+    right = label_counts(gate, inputs, labels, n_classes)
+    return Demand(gain.view(n_experts, -1), received, right)
+
+
+def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The first classes of each row of logits [b,N], and what holding each is worth: both [b,10].
+
+    Where a class is missing the next one moves up into the first 1, 5 or 10. So what is lost is its
+    probability less that of the one behind; summed over the three.
+    """
+    last = min(RANKS[-1], logits.shape[1])
+    found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
+    probability = (found.values - logits.logsumexp(dim=1, keepdim=True)).exp()
+    value = torch.zeros_like(probability[:, :last])
+    for rank in RANKS:
+        behind = probability[:, rank : rank + 1] if rank < probability.shape[1] else 0.0
+        value[:, :rank] += probability[:, : min(rank, last)] - behind
+    return found.indices[:, :last], value
+
+
+def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
+    """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
+
+    A class in expert k costs u_k rows of the mean and helps the rows that want it there, so the
+    pairs are taken by what the class is worth to one of the expert's rows.
+    """
+    share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    home = homes(wanted, COPIES * mean_rows) if keep_one else None
+
+    def held_above(threshold: float) -> Tensor:
+        held = share > threshold
+        return held if home is None else with_one_copy(held, home)
+
+    low, high = 0.0, float(len(RANKS))
+    if mean_cost(held_above(low), wanted) <= mean_rows:
+        return held_above(low)
+    for _ in range(SEARCH_STEPS):
+        middle = (low + high) / 2
+        fits = mean_cost(held_above(middle), wanted) <= mean_rows
+        low, high = (low, middle) if fits else (middle, high)
+    chosen = held_above(high)
+    least = mean_cost(chosen, wanted)
+    if least > mean_rows or not chosen.any():
+        raise BudgetImpossible(
+            f"No layer of {len(share)} experts has {mean_rows:.1f} classes per answer"
+            f" {'with a copy of every class' if keep_one else ''}; the least is {least:.1f}."
+        )
+    return chosen
+
+
+def mean_cost(held: Tensor, wanted: Demand) -> float:
+    """Classes scored per row: sum_k u_k |v_k|."""
+    return float(wanted.utilization @ held.sum(dim=1).float())
+
+
+def homes(wanted: Demand, affordable: float) -> Tensor:
+    """The expert [N] in which each class has its copy if it is wanted nowhere else.
+
+    That is where the class is the label most often for what a row there costs. An expert that
+    hardly any row comes to would cost nothing, and a copy there would be one in name only: so each
+    expert counts as if it had a little traffic besides its own. Where all copies together cost more
+    than is affordable, the price of a row weighs more and more.
+    """
+    traffic = wanted.labels.sum(dim=1)  # [K]
+    price = (traffic + LEAST_TRAFFIC * traffic.mean()) / traffic.sum().clamp_min(1)
+    for thrift in THRIFT:
+        home = ((wanted.labels + 1e-3) / price[:, None] ** thrift).argmax(dim=0)
+        if float(wanted.utilization[home].sum()) <= affordable:
+            break
+    return home
+
+
+def with_one_copy(held: Tensor, home: Tensor) -> Tensor:
+    """Give each class that is nowhere a copy in its home [N]."""
+    homeless = (~held.any(dim=0)).nonzero()[:, 0]
+    held = held.clone()
+    held[home[homeless], homeless] = True
+    return held
+
+
+def make_layer(gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None) -> DSSoftmax:
+    """A layer with the given gate and classes; rows come from `before` or else from the head."""
+    n_classes, hidden_size = head.shape
+    keys = held.flatten().nonzero()[:, 0]
+    layer = DSSoftmax(hidden_size, n_classes, len(gate), keys=keys)
+    weight = head[layer.class_of_row] / GATE_VALUE  # [R,D]
+    if before is not None:
+        row, known = before.row_of(layer.expert_of_row, layer.class_of_row)
+        weight[known] = before.weight[row[known]]
+    layer.gate.data = gate.clone()
+    for expert, rows in zip(layer.experts, weight.split(layer.expert_sizes), strict=True):
+        expert.data = rows.clone()
+    return layer
