@@ -1,8 +1,32 @@
 """Named failures. Each one's text is a single sentence that is safe to show to a user."""
 
+from enum import Enum, auto
+from typing import ClassVar
+
+
+class Kind(Enum):
+    """What a failure is to the client that caused or met it; `http/problems.py` has a status for each."""
+
+    BAD_REQUEST = auto()  # it cannot be read, or asks for what this server does not have
+    UNAUTHENTICATED = auto()
+    DENIED = auto()
+    NOT_FOUND = auto()
+    NOT_ACCEPTABLE = auto()
+    SLOW_REQUEST = auto()
+    CONFLICT = auto()
+    TOO_LARGE = auto()
+    UNSUPPORTED_MEDIA = auto()
+    INVALID = auto()  # it can be read, but its values are wrong
+    OVERLOADED = auto()
+    FAILED = auto()
+    UNAVAILABLE = auto()
+    TIMEOUT = auto()
+
 
 class DSSError(Exception):
     """Every failure this project raises on purpose."""
+
+    kind: ClassVar[Kind | None] = None  # None: clients are not told of it
 
 
 class ModelsFolderMissing(DSSError):
@@ -16,6 +40,8 @@ class NotStarted(DSSError):
 class NotSupported(DSSError):
     """A protocol has it, and this server does not."""
 
+    kind = Kind.BAD_REQUEST
+
 
 class BeyondHelp(DSSError):
     """The server ended by itself, because only a restart helps."""
@@ -23,6 +49,8 @@ class BeyondHelp(DSSError):
 
 class QueryError(DSSError):
     """The arrays of a query are wrong; nothing was computed."""
+
+    kind = Kind.INVALID
 
 
 class WrongWidth(QueryError):

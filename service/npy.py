@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import DSSError, EmptyBatch, QueryError, WrongWidth
+from service.errors import DSSError, EmptyBatch, Kind, QueryError, WrongWidth
 
 MAGIC = b"\x93NUMPY"
 # Version of the format -> how the header's length is stored.
@@ -24,6 +24,8 @@ DTYPES = {order + kind for order in "<>" for kind in ("f2", "f4", "f8")}
 
 class MalformedNpy(DSSError):
     """The bytes are not a .npy file, or its header contradicts them."""
+
+    kind = Kind.BAD_REQUEST
 
 
 class WrongDtype(QueryError):

@@ -7,23 +7,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.backend import TopK
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 
 
 class QueueFull(DSSError):
     """More is waiting than the queue holds."""
 
+    kind = Kind.OVERLOADED
+
 
 class DeadlineExceeded(DSSError):
     """The answer would come too late."""
+
+    kind = Kind.TIMEOUT
 
 
 class EngineFailed(DSSError):
     """The engine raised something that is not the client's fault, or does not answer."""
 
+    kind = Kind.FAILED
+
 
 class EngineStopped(DSSError):
     """The engine takes no more requests: it is being closed."""
+
+    kind = Kind.UNAVAILABLE
 
 
 class TopKEngine(Protocol):

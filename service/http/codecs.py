@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service import npy
-from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
+from service.errors import DSSError, EmptyBatch, Kind, NotFinite, QueryError, WrongWidth
 from service.records import record
 from service.topk import Answered
 
@@ -34,13 +34,17 @@ SHORT = 64  # of a query string whose meaning is worth keeping
 class MalformedBody(DSSError):
     """The body is not what its content type says."""
 
+    kind = Kind.BAD_REQUEST
+
 
 class UnsupportedMediaType(DSSError):
-    pass
+    kind = Kind.UNSUPPORTED_MEDIA
 
 
 class NotAcceptable(DSSError):
     """The client accepts no media type that an answer can have."""
+
+    kind = Kind.NOT_ACCEPTABLE
 
 
 class UnknownField(QueryError):

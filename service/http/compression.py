@@ -2,15 +2,15 @@
 
 A body is never let grow beyond the limit that one sent plainly has. An answer is compressed only
 for a client that names one coding and nothing else, as `tritonclient` does if told to: compressing
-costs more than computing the answer, and the lists that HTTP libraries send by themselves are no
-wish.
+costs more than computing the answer, and HTTP libraries send lists of codings by themselves, without
+their user's asking for it.
 """
 
 import re
 import zlib
 from typing import NamedTuple
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 from service.http.codecs import MalformedBody, UnsupportedMediaType
 
 Header = tuple[bytes, bytes]
@@ -23,6 +23,8 @@ NO_QUALITY = re.compile(rb"\s*q=0(\.0*)?\s*")
 
 class BodyGrowsTooLarge(DSSError):
     """Decompressed, the body is larger than one may be."""
+
+    kind = Kind.TOO_LARGE
 
 
 class Coding(NamedTuple):
@@ -51,8 +53,8 @@ def of_body(content_encoding: bytes | None) -> Coding | None:
     return CODINGS[name]
 
 
-def wished(accept_encoding: bytes | None) -> Coding | None:
-    """How an answer shall be compressed, if an Accept-Encoding header asks for just one coding."""
+def for_answer(accept_encoding: bytes | None) -> Coding | None:
+    """The coding of an answer, if an Accept-Encoding header asks for just one."""
     if accept_encoding is None:
         return None
     name, _, quality = accept_encoding.partition(b";")

@@ -4,13 +4,16 @@ Whoever answers a probe is alive, so /livez asks nothing more: a process that on
 help ends itself (see `server.py`).
 """
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 from service.http.state import AppState
 from service.repository.catalog import Loading, ModelNotFound, VersionNotFound
 
 
+PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
+
+
 class NotReady(DSSError):
-    pass
+    kind = Kind.UNAVAILABLE
 
 
 def check_started(state: AppState) -> None:

@@ -16,9 +16,9 @@ class AppState:
     settings: Settings
     metrics: Metrics
     repository: Repository
-    keeper: ModelManager
+    manager: ModelManager
     access: Access = field(default_factory=Access)
-    journal: RequestRecorder = field(default_factory=NoRecorder)
+    recorder: RequestRecorder = field(default_factory=NoRecorder)
     budget: ByteBudget = field(init=False)
     load_failed: bool = False
     draining: bool = False

@@ -7,22 +7,24 @@ How versions get here is in `versions.py`, and when in `keeper.py`.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 from service.repository.folder import VERSION
 from service.repository.model import Model
 from service.repository.version_labels import DEFAULT
 
 
 class ModelNotFound(DSSError):
-    pass
+    kind = Kind.NOT_FOUND
 
 
 class VersionNotFound(DSSError):
-    pass
+    kind = Kind.NOT_FOUND
 
 
 class Loading(DSSError):
     """The models are still being loaded."""
+
+    kind = Kind.UNAVAILABLE
 
 
 @dataclass(frozen=True)

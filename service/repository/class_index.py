@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 
 Order = Literal["number", "class"]
 
@@ -21,11 +21,11 @@ REST_SECONDS = 0.0002
 
 
 class ExpertNotFound(DSSError):
-    pass
+    kind = Kind.NOT_FOUND
 
 
 class ClassNotFound(DSSError):
-    pass
+    kind = Kind.NOT_FOUND
 
 
 class Matrix(NamedTuple):

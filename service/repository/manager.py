@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import ParamSpec, TypeVar
 
-from service.errors import DSSError, ModelsFolderMissing
+from service.errors import DSSError, Kind, ModelsFolderMissing
 from service.repository import folder as folders
 from service.repository import version_labels
 from service.repository.catalog import Entry, ModelNotFound, Repository
@@ -37,9 +37,13 @@ FOLLOW_SECONDS = 120.0  # how long the others may take to do it
 class LoadFailed(DSSError):
     """What was to be loaded was refused."""
 
+    kind = Kind.BAD_REQUEST
+
 
 class WorkersBehind(DSSError):
     """Another worker has not yet done what this one has."""
+
+    kind = Kind.TIMEOUT
 
 
 class ModelManager:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 
 FILE = "labels.json"
 DEFAULT = "default"
@@ -30,11 +30,13 @@ class LabelsMalformed(DSSError):
 
 
 class LabelNotFound(DSSError):
-    pass
+    kind = Kind.NOT_FOUND
 
 
 class LabelNotMoved(DSSError):
     """The version cannot be loaded, or the file not be written; nothing has changed."""
+
+    kind = Kind.CONFLICT
 
 
 def content(folder: Path) -> bytes | None:

@@ -1,16 +1,17 @@
 """Who may ask for what: API keys and their scopes.
 
-`query` may ask for answers and read what the server says of itself; `admin` may do everything.
-Probes are always open, and so are the files of the page at `/`, which hold no secret. What is not
-known to be harmless needs `admin`, so that a new route is covered before anyone has thought of it.
+`query` may ask for answers and read what the server says of itself; `admin` may do everything. A
+route says what it needs with `@needs`: probes are open to everyone, and so are the files of the
+page at `/`, which hold no secret. A route that says nothing needs `query` to be read and `admin`
+for anything else, so that a new one is covered before anyone has thought of it.
 """
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 from service.http.auth.keys import LONGEST_TOKEN, Key, KeyRing, KeysWrong, Scope, read
 from service.settings import AccessSettings
 from service.system.file_watch import FileWatch
@@ -19,15 +20,10 @@ logger = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
 
-PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
+Needs = Literal["nothing", "metrics", "query", "admin"]  # "metrics": what a setting says
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
 READING = {"GET", "HEAD", "OPTIONS"}
-# The explorer page: a browser sends no key when it opens one.
-PAGE = re.compile(r"/|/page/[^/]+")
-# They are POSTed to, and change nothing.
-ASKING = re.compile(
-    r"/topk|/models/[^/]+(/versions/[^/]+)?/topk"
-    r"|/v2/models/[^/]+(/versions/[^/]+)?/infer|/v2/repository/index"
-)
 SCHEME = b"bearer "
 
 NO_KEY = "This needs an API key: send the header 'Authorization: Bearer <key>'."
@@ -41,9 +37,29 @@ NO_ADMIN = (
 class Unauthorized(DSSError):
     """No key, or one that is not known."""
 
+    kind = Kind.UNAUTHENTICATED
+
 
 class Forbidden(DSSError):
     """The key's scopes do not cover this."""
+
+    kind = Kind.DENIED
+
+
+def needs(what: Needs) -> Callable[[Endpoint], Endpoint]:
+    """Marks the endpoint of a route: what a client must have to call it."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.needs = what  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def needs_of(endpoint: object, method: str) -> Needs:
+    """What calling an endpoint needs; None is one that does not exist."""
+    by_method: Needs = "query" if method in READING else "admin"
+    return getattr(endpoint, "needs", by_method)
 
 
 class Access:
@@ -71,9 +87,9 @@ class Access:
         """Whether anything is asked of those who query."""
         return bool(self._ring.keys)
 
-    def check(self, method: str, path: str, headers: Iterable[Header]) -> None:
-        """Raise Unauthorized or Forbidden unless the headers' bearer may ask this."""
-        scope = self.needed(method, path)
+    def check(self, needed: Needs, headers: Iterable[Header]) -> None:
+        """Raises Unauthorized or Forbidden unless the headers carry a key with what is needed."""
+        scope = self._scope(needed)
         if scope is None:
             return
         if not self.closed:
@@ -93,24 +109,20 @@ class Access:
             self._denied("scope")
             raise Forbidden(f"The key {key.name!r} does not have the scope {scope}.")
 
-    def needed(self, method: str, path: str) -> Scope | None:
-        if path in PROBES or (method == "GET" and PAGE.fullmatch(path)):
-            return None
-        if method not in READING and not (method == "POST" and ASKING.fullmatch(path)):
-            return "admin"
-        if path == "/metrics":
+    def _scope(self, needed: Needs) -> Scope | None:
+        if needed == "metrics":
             wanted = self._settings.metrics
             return None if wanted == "open" or not self.closed else wanted
-        return "query"
+        return None if needed == "nothing" else needed
 
     async def refresh(self, *, now: bool = False) -> None:
-        """Read the key file again if it has changed, or in any case. Wrong keys change nothing."""
+        """Reads the key file if it has changed, or in any case; a wrong one changes nothing."""
         if not await asyncio.to_thread(self._file.changed) and not now:
             return
         try:
             ring = KeyRing(await asyncio.to_thread(configured, self._settings))
         except KeysWrong as failure:
-            logger.error("%s The keys of before stay.", failure)
+            logger.error("%s; keeping the previous keys.", str(failure).removesuffix("."))
             self._reload_failed(True)
             return
         self._reload_failed(False)

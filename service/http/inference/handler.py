@@ -1,8 +1,8 @@
-"""The paths that answer top-k: what their heads, bodies and answers mean, and which model they ask.
+"""What an inference protocol must say: how its request heads, bodies and answers are read and written.
 
-They stand before the application, because a framework's route costs more than an expert; FastAPI
-declares the same routes for its document only. What a path, some headers or a model come to is
-worked out once and kept. How a request goes from step to step is in `exchange.py`.
+`native.py` and `v2.py` are the two protocols; `request.py` takes a request from step to step. They
+stand before FastAPI, because a framework's route costs more than an expert. What a path, some
+headers or a model come to is worked out once and kept.
 """
 
 import asyncio
@@ -13,39 +13,39 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import NotFinite
-from service.http import body as limits
-from service.http import codecs, compression
-from service.http.codecs import Decoder, Encoder
-from service.http.compression import Coding
+from service.errors import DSSError, Kind, KOutOfRange, NotFinite
+from service.http import codecs
+from service.http.codecs import InvalidField
+from service.http.inference.routes import Place
 from service.http.state import AppState
 from service.repository.catalog import Catalog
 from service.repository.model import Model
-from service.telemetry.metrics.http import HttpCounter
+from service.settings import Limits
 from service.topk import Answered
 
-FORMATS_KEPT = 256
-TARGETS_KEPT = 1024  # clients choose how they spell a version or label
+TARGETS_KEPT = 1024  # clients choose how they spell a version or an alias
+TIMEOUT = b"dss-timeout"
 
 Header = tuple[bytes, bytes]
+HeadT = TypeVar("HeadT")  # what a protocol makes of a request head
 
 
-class Place(NamedTuple):
-    """What a path asks for."""
+class TooManyRows(DSSError):
+    kind = Kind.TOO_LARGE
 
-    native: bool  # or in the Open Inference Protocol
-    route: str  # the template, as FastAPI has it
-    name: str | None  # None: the default model
-    version: str | None  # None: the newest good one
+
+class TooManyAnswers(DSSError):
+    """Rows times k: the answer would be too large."""
+
+    kind = Kind.TOO_LARGE
 
 
 class Target(NamedTuple):
-    """A place's model, and what never changes about its answers."""
+    """The model that answers at a place, and what never changes about its answers."""
 
     model: Model
     model_header: Header
     version_header: Header
-    good: HttpCounter
 
 
 class Asked(NamedTuple):
@@ -55,33 +55,20 @@ class Asked(NamedTuple):
     k: int | None  # None: as many as is usual for the model
     experts: int
     media_type: str  # what the rows came as
-    wish: Any  # what the path needs to encode the answer
+    request: Any  # what the protocol needs to encode the answer
     seconds: float | None = None  # how long the client will wait, if its body says so
 
 
-DEFAULT = Place(True, "/topk", None, None)
+class RequestHead(NamedTuple):
+    """What a request head says, whatever the protocol."""
 
-
-def place(path: str) -> Place | None:
-    if path == "/topk":
-        return DEFAULT
-    match path.split("/", 7):
-        case "", "models", name, "topk" if name:
-            return Place(True, "/models/{name}/topk", name, None)
-        case "", "models", name, "versions", version, "topk" if name and version:
-            return Place(True, "/models/{name}/versions/{version}/topk", name, version)
-        case "", "v2", "models", name, "infer" if name:
-            return Place(False, "/v2/models/{name}/infer", name, None)
-        case "", "v2", "models", name, "versions", version, "infer" if name and version:
-            return Place(False, "/v2/models/{name}/versions/{version}/infer", name, version)
-    return None
-
-
-HeadT = TypeVar("HeadT")  # what a path makes of a request's head
+    head: Any  # the protocol's part
+    seconds: float  # until the answer must be there
+    length: bytes | None  # of the body, as announced
 
 
 class InferenceHandler(ABC, Generic[HeadT]):
-    """How a request is answered, whatever its protocol."""
+    """One protocol's part in answering a request."""
 
     def __init__(self, state: AppState) -> None:
         self.state = state
@@ -99,14 +86,25 @@ class InferenceHandler(ABC, Generic[HeadT]):
         self, head: HeadT, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]: ...
 
+    def read_request_head(self, headers: Iterable[Header], query_string: bytes) -> RequestHead:
+        seconds = self.state.settings.limits.request_seconds
+        length = None
+        for name, value in headers:
+            if name == TIMEOUT:
+                seconds = min(seconds, _seconds(value))
+            elif name == b"content-length":
+                length = value
+        return RequestHead(self.read_head(headers, query_string), seconds, length)
+
     def ask(
         self, target: Target, asked: Asked, deadline: float
     ) -> "Answered | asyncio.Future[Answered]":
+        """Asks the model's batcher, within the limits of a request."""
         hidden, k, experts, media_type, _, _ = asked
         model = target.model
         if k is None:
             k = model.default_k
-        limits.check(len(hidden), k, self.state.settings.limits)
+        check_limits(len(hidden), k, self.state.settings.limits)
         try:
             return model.batcher.ask(hidden, k, experts, deadline)
         except NotFinite:
@@ -114,7 +112,7 @@ class InferenceHandler(ABC, Generic[HeadT]):
             raise
 
     def refresh(self) -> None:
-        """Let go of a catalog that no longer serves; nobody may ask for a while."""
+        """Lets go of a catalog that no longer serves, since no request may come for a while."""
         self._catalog, self._targets = None, {}
 
     def target(self, place: Place) -> Target:
@@ -131,7 +129,6 @@ class InferenceHandler(ABC, Generic[HeadT]):
                 model,
                 (b"dss-model", model.name.encode()),
                 (b"dss-model-version", b"%d" % model.version),
-                self.state.metrics.http.cell(place.route, "POST", 200),
             )
             if len(self._targets) >= TARGETS_KEPT:
                 self._targets.clear()
@@ -139,88 +136,23 @@ class InferenceHandler(ABC, Generic[HeadT]):
         return target
 
 
-class Format(NamedTuple):
-    """What a request's headers ask for."""
-
-    media_type: str  # of the body
-    decode: Decoder
-    encode: Encoder
-    header: Header  # of the answer
-    coding: Coding | None  # of the body
-    wished: Coding | None  # of the answer
-
-
-Head = tuple[Format, bytes]  # and the query string
-# Content-Type, Content-Encoding, Accept and Accept-Encoding
-Wishes = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
-
-
-class NativeHandler(InferenceHandler[Head]):
-    """{"inputs": [[...]], "k": 10} or .npy, and answers alike."""
-
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._formats: dict[Wishes, Format] = {}
-
-    def read_head(self, headers: Iterable[Header], query_string: bytes) -> Head:
-        content_type = content_encoding = accept = accept_encoding = None
-        for name, value in headers:
-            if name == b"content-type":
-                content_type = content_type or value
-            elif name == b"accept":
-                accept = codecs.joined(accept, value)
-            elif name == b"content-encoding":
-                content_encoding = codecs.joined(content_encoding, value)
-            elif name == b"accept-encoding":
-                accept_encoding = codecs.joined(accept_encoding, value)
-        wishes = (content_type, content_encoding, accept, accept_encoding)
-        format_ = self._formats.get(wishes)
-        if format_ is None:
-            format_ = self._format(wishes)
-        return format_, query_string
-
-    def read_body(self, head: Head, body: bytes) -> Asked:
-        format_, query_string = head
-        if format_.coding is not None:
-            most = self.state.settings.limits.max_body_bytes
-            body = compression.expand(body, format_.coding, most)
-        hidden, k, experts = format_.decode(body, query_string)
-        return Asked(hidden, k, experts, format_.media_type, None)
-
-    def encode(
-        self, head: Head, asked: Asked, target: Target, answer: Answered
-    ) -> tuple[list[Header], bytes]:
-        del asked
-        format_ = head[0]
-        content = format_.encode(target.model.source, answer)
-        headers = [
-            # The .npy answer has no other place for them.
-            target.model_header,
-            target.version_header,
-            format_.header,
-        ]
-        if format_.wished is not None:
-            content = compression.compressed(content, format_.wished, headers)
-        headers.append((b"content-length", b"%d" % len(content)))
-        return headers, content
-
-    def _format(self, wishes: Wishes) -> Format:
-        content_type, content_encoding, accept, accept_encoding = wishes
-        answer_type = codecs.answer_type(_text(accept))
-        request_type = codecs.request_type(_text(content_type))
-        format_ = Format(
-            request_type,
-            codecs.DECODERS[request_type],
-            codecs.ENCODERS[answer_type],
-            (b"content-type", answer_type.encode()),
-            compression.of_body(content_encoding),
-            compression.wished(accept_encoding),
+def check_limits(rows: int, k: int, limits: Limits) -> None:
+    if rows > limits.max_rows:
+        raise TooManyRows(f"The request has {rows} rows; at most {limits.max_rows} are answered.")
+    if k > limits.max_k:
+        raise KOutOfRange(f"k is {k}; this server answers at most {limits.max_k}.")
+    if rows * k > limits.max_answers:
+        raise TooManyAnswers(
+            f"{rows} rows with k = {k} ask for {rows * k} answers;"
+            f" one request may have {limits.max_answers}."
         )
-        if len(self._formats) >= FORMATS_KEPT:
-            self._formats.clear()
-        self._formats[wishes] = format_
-        return format_
 
 
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
+def _seconds(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InvalidField("DSS-Timeout must be a positive number of seconds.")
+    return seconds

@@ -2,7 +2,7 @@
 
 One input, `hidden`; k and experts are parameters of the request. The outputs are classes,
 log_probs, experts and gates, all of them unless some are asked for by name. What else the protocol
-has is in `v2_models.py`, `v2_settings.py` and `v2_repository.py`.
+has is in `service/http/v2/`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,11 +54,13 @@ class InferRequest(NamedTuple):
 
 class InferHead(NamedTuple):
     json_length: bytes | None  # where the JSON part ends, if a tensor follows it
-    coding: Coding | None  # of the body
-    wished: Coding | None  # of the answer
+    body_coding: Coding | None
+    answer_coding: Coding | None
 
 
 class V2Handler(InferenceHandler[InferHead]):
+    """The Open Inference Protocol's part in answering a request."""
+
     def read_head(self, headers: Iterable[Header], query_string: bytes) -> InferHead:
         del query_string
         json_length = content_encoding = accept_encoding = None
@@ -72,27 +74,27 @@ class V2Handler(InferenceHandler[InferHead]):
         return InferHead(
             json_length,
             compression.of_body(content_encoding),
-            compression.wished(accept_encoding),
+            compression.for_answer(accept_encoding),
         )
 
     def read_body(self, head: InferHead, body: bytes) -> Asked:
-        if head.coding is not None:
-            body = compression.expand(body, head.coding, self.state.settings.limits.max_body_bytes)
-        wish, hidden = decode(body, head.json_length)
-        media_type = codecs.NPY if wish.data is None else codecs.JSON
-        return Asked(hidden, wish.k, wish.experts, media_type, wish, wish.seconds)
+        if head.body_coding is not None:
+            body = compression.expand(body, head.body_coding, self.state.settings.limits.max_body_bytes)
+        request, hidden = decode(body, head.json_length)
+        media_type = codecs.NPY if request.data is None else codecs.JSON
+        return Asked(hidden, request.k, request.experts, media_type, request, request.seconds)
 
     def encode(
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
-        content, json_length = encode(target.model, asked.wish, answer)
+        content, json_length = encode(target.model, asked.request, answer)
         headers: list[Header] = []
         if json_length == len(content):
             headers.append(JSON_HEADER)
         else:
             headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
-        if head.wished is not None:
-            content = compression.compressed(content, head.wished, headers)
+        if head.answer_coding is not None:
+            content = compression.compressed(content, head.answer_coding, headers)
         headers.append((b"content-length", b"%d" % len(content)))
         return headers, content
 
@@ -109,11 +111,11 @@ def decode(body: bytes, json_length: bytes | None) -> tuple[InferRequest, NDArra
             raise MalformedBody("Inference-Header-Content-Length must be the length of the JSON.")
         head = body[:end]
     tail = len(body) - len(head)
-    wish = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
-    if wish.data is not None:
-        return wish, _rows(wish.data, wish.shape)
+    request = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
+    if request.data is not None:
+        return request, _rows(request.data, request.shape)
     # The JSON part may be of any length, so that the tensor may lie at an odd address.
-    return wish, codecs.float32(np.ndarray(wish.shape, wish.dtype, body, len(head)))
+    return request, codecs.float32(np.ndarray(request.shape, request.dtype, body, len(head)))
 
 
 def _read(head: bytes, tail: int) -> InferRequest:
@@ -240,14 +242,14 @@ def _rows(data: list[Any], shape: tuple[int, int]) -> NDArray[np.float32]:
 # --- answers ---------------------------------------------------------------------------------
 
 
-def encode(model: Model, wish: InferRequest, answer: Answered) -> tuple[bytes, int]:
+def encode(model: Model, request: InferRequest, answer: Answered) -> tuple[bytes, int]:
     """The answer, and the length of its JSON part."""
     rows, k = answer.classes.shape
-    if wish.id is None and all(output.binary for output in wish.outputs):
-        head = _binary_head(model.name, model.version, wish.outputs, rows, k)
+    if request.id is None and all(output.binary for output in request.outputs):
+        head = _binary_head(model.name, model.version, request.outputs, rows, k)
     else:
-        head = _head(model.name, model.version, wish.outputs, rows, k, wish.id, answer)
-    tensors = [getattr(answer, output.name).tobytes() for output in wish.outputs if output.binary]
+        head = _head(model.name, model.version, request.outputs, rows, k, request.id, answer)
+    tensors = [getattr(answer, output.name).tobytes() for output in request.outputs if output.binary]
     return b"".join((head, *tensors)), len(head)
 
 

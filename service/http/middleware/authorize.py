@@ -1,11 +1,11 @@
-"""Asks of every request that does not take a hot path whether its sender may make it."""
+"""Lets a request pass if its sender may make it. Each route says what it needs (`auth/access.py`)."""
 
 from starlette.applications import Starlette
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http import problems
-from service.http.auth.access import Access, Forbidden, Unauthorized
+from service.http.auth.access import Access, Forbidden, Unauthorized, needs_of
 
 
 class Authorize:
@@ -17,22 +17,25 @@ class Authorize:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            self._access.check(scope["method"], scope["path"], scope["headers"])
-        except (Unauthorized, Forbidden) as denied:
-            # Where there are no keys there is no secret about what exists: 404 and 405 say more.
-            if _find_route(scope) or self._access.closed:
-                await problems.of_failure(denied, scope)(scope, receive, send)
+        route = _find_route(scope)
+        # Where there are no keys there is no secret about what exists: 404 and 405 say more.
+        if route is not None or self._access.closed:
+            try:
+                needs = needs_of(getattr(route, "endpoint", None), scope["method"])
+                self._access.check(needs, scope["headers"])
+            except (Unauthorized, Forbidden) as denied:
+                scope[problems.REASON] = problems.reason(denied)
+                await problems.of_failure(denied, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _find_route(scope: Scope) -> bool:
-    """Whether there is something to be done; its route is noted for the metrics."""
+def _find_route(scope: Scope) -> BaseRoute | None:
+    """The route that answers, if there is one; it is noted for the metrics."""
     app: Starlette = scope["app"]
     for route in app.routes:
         match, found = route.matches(scope)
         if match == Match.FULL:
             scope.update(found)
-            return True
-    return False
+            return route
+    return None

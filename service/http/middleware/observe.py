@@ -1,19 +1,18 @@
-"""Around all that is not hot: names each request and counts, logs and traces its answer.
-
-A failure nobody has foreseen becomes a 500.
-"""
+"""Observes the requests that FastAPI's routes answer; a failure nobody has foreseen becomes a 500."""
 
 import logging
 from time import perf_counter
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import problems
-from service.http.auth.access import PROBES
+from service.http.health import PROBES
+from service.http.observer import ID_HEADER, ObservedRequest, read_trace_headers
 from service.telemetry import request_ids
 from service.telemetry.metrics.registry import Metrics
-from service.telemetry.request_events import RequestEvent, RequestRecorder
+from service.telemetry.request_events import RequestRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -21,93 +20,72 @@ METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class ObserveRequests:
-    def __init__(self, app: ASGIApp, metrics: Metrics, journal: RequestRecorder) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, recorder: RequestRecorder) -> None:
         self._app = app
         self._metrics = metrics
-        self._journal = journal
+        self._recorder = recorder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answering = Answering(scope, send, self._metrics)
-        handled = request_ids.current.set(answering.request_id.decode())
+        request = RoutedRequest(scope, send, self._metrics, self._recorder)
+        current = request_ids.current.set(request.request_id.decode())
         try:
-            await self._app(scope, receive, answering.send)
+            await self._app(scope, receive, request.send)
         except ClientDisconnect:
             logger.debug("A client left before its request was complete.")
         except Exception as error:
-            logger.exception("%s %s failed.", answering.method, _route(scope))
-            if answering.status:
+            logger.exception("%s %s failed.", request.method, request.route)
+            if request.status:
                 raise
             scope[problems.REASON] = problems.reason(error)
-            await problems.of_unknown_failure(scope)(scope, receive, answering.send)
+            await problems.of_unknown_failure(scope["path"])(scope, receive, request.send)
         finally:
-            answering.tell(self._journal)
-            request_ids.current.reset(handled)
+            request.end()
+            request_ids.current.reset(current)
 
 
-class Answering:
-    """One request, and what has been sent to answer it."""
+class RoutedRequest(ObservedRequest):
+    """A request, and what has been sent to answer it."""
 
-    def __init__(self, scope: Scope, send: Send, metrics: Metrics) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, metrics: Metrics, recorder: RequestRecorder
+    ) -> None:
+        super().__init__(metrics, recorder, read_trace_headers(scope["headers"]))
         self._scope = scope
         self._send = send
-        self._metrics = metrics
-        self._arrived = perf_counter()
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        self._size = 0
-        self.request_id = request_ids.accepted(self._headers.get(request_ids.HEADER))
+        self._bytes_out = 0
         self.method = scope["method"] if scope["method"] in METHODS else "other"
         self.status = 0  # nothing was sent yet
+
+    @property
+    def route(self) -> str:
+        """The route's template; a raw path would let clients make up metric labels without end."""
+        return getattr(self._scope.get("route"), "path", "unmatched")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            named = (request_ids.HEADER, self.request_id)
-            message["headers"] = [*message.get("headers", ()), named]
-            # Counted before it leaves, so that a client that has its answer finds it counted.
-            seconds = perf_counter() - self._arrived
-            self._metrics.http.answered(_route(self._scope), self.method, self.status, seconds)
+            message["headers"] = [*message.get("headers", ()), (ID_HEADER, self.request_id)]
+            self.count(self.route, self.method, self.status)
         else:
-            self._size += len(message.get("body", b""))
+            self._bytes_out += len(message.get("body", b""))
         await self._send(message)
 
-    def tell(self, journal: RequestRecorder) -> None:
-        if not self.status or not (journal.watching or self.status >= 500):
-            return
-        if self.status == 503 and self._scope["path"] in PROBES and not journal.watching:
+    def end(self) -> None:
+        failed_probe = self.status == 503 and self._scope["path"] in PROBES
+        if not self.status or (failed_probe and not self._recorder.watching):
             return  # a probe that fails is asked again and again
-        finished = perf_counter()
-        traceparent, tracestate = self._text(b"traceparent"), self._text(b"tracestate")
-        wanted = journal.wanted(self.status, finished - self._arrived, traceparent, tracestate)
-        if wanted is None:
-            return
-        length = self._headers.get(b"content-length", b"")
-        journal.finished(
-            RequestEvent(
-                route=_route(self._scope),
-                method=self.method,
-                status=self.status,
-                request_id=self.request_id.decode(),
-                traceparent=traceparent,
-                tracestate=tracestate,
-                arrived=self._arrived,
-                finished=finished,
-                reason=self._scope.get(problems.REASON),
-                bytes_in=int(length) if length.isdigit() else 0,
-                bytes_out=self._size,
-                path=self._scope["path"],
-                wanted=wanted,
-            )
-        )
+        self.record(self.status, perf_counter())
 
-    def _text(self, header: bytes) -> str | None:
-        value = self._headers.get(header)
-        return None if value is None else value.decode("latin-1")
-
-
-def _route(scope: Scope) -> str:
-    """The route's template; a raw path would let clients make up labels without end."""
-    route = scope.get("route")
-    return getattr(route, "path", "unmatched")
+    def details(self) -> dict[str, Any]:
+        length = dict(self._scope["headers"]).get(b"content-length", b"")
+        return {
+            "route": self.route,
+            "method": self.method,
+            "reason": self._scope.get(problems.REASON),
+            "bytes_in": int(length) if length.isdigit() else 0,
+            "bytes_out": self._bytes_out,
+            "path": self._scope["path"],
+        }

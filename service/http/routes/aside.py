@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from service.errors import DSSError
+from service.errors import DSSError, Kind
 
 T = TypeVar("T")
 
@@ -13,6 +13,8 @@ MOST_PRESENT = 16  # at work or waiting for their turn
 
 class TooManySearches(DSSError):
     """More want to look through the models than the server lets wait."""
+
+    kind = Kind.OVERLOADED
 
 
 class Aside:

@@ -1,0 +1,100 @@
+"""Answers an inference request as ASGI brings it: piece by piece, from any server."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from service.http.body import BodyTimeout, BodyTooLarge, TooManyBytes, read_body
+from service.http.inference.handler import InferenceHandler
+from service.http.inference.request import InferenceRequest, Outcome
+from service.http.inference.routes import NEEDS, Place
+from service.http.observer import read_trace_headers
+from service.topk import Answered, QueueFull
+
+logger = logging.getLogger(__name__)
+
+SMALL_BODY = 65_536  # bytes, as announced: it is read even if there is no room to answer it
+LINGER_SECONDS = 1.0
+# Failures that do not wait for the rest of a body, which may be long or never come.
+LEAVE_BODY = (QueueFull, BodyTimeout, BodyTooLarge, TooManyBytes)
+
+
+async def answer(
+    handler: InferenceHandler[Any], place: Place, scope: Scope, receive: Receive, send: Send
+) -> None:
+    headers, state = scope["headers"], handler.state
+    request = InferenceRequest(handler, place, scope["path"], read_trace_headers(headers))
+    try:
+        state.access.check(NEEDS, headers)
+        request.find_model()
+        head = handler.read_request_head(headers, scope["query_string"])
+        if not _is_small(head.length):
+            request.admit()
+        body = await read_body(receive, head.length, state.settings.limits, state.budget)
+    except ClientDisconnect:
+        logger.debug("A client left before its request was complete.")
+        return
+    except Exception as error:
+        outcome = request.fail(error)
+        if isinstance(error, LEAVE_BODY):
+            await _send_early(outcome, receive, send)
+        else:
+            await _send(outcome, send)
+        return
+    outcome_or_future = request.respond(head, body)
+    if isinstance(outcome_or_future, asyncio.Future):
+        if not await _settled(outcome_or_future, receive):
+            logger.debug("A client left before its answer was computed.")
+            return
+        outcome_or_future = request.complete(head, outcome_or_future)
+    outcome = outcome_or_future
+    del request, body, outcome_or_future  # the client may take long to read what came of them
+    await _send(outcome, send)
+
+
+def _is_small(announced: bytes | None) -> bool:
+    return announced is not None and announced.isdigit() and int(announced[:20]) <= SMALL_BODY
+
+
+async def _settled(pending: "asyncio.Future[Answered]", receive: Receive) -> bool:
+    """Waits for the engine, and cancels what it waits for if the client leaves: then False."""
+    leaving = asyncio.ensure_future(_until_disconnected(receive))
+    try:
+        await asyncio.wait((pending, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not pending.done():
+            pending.cancel()
+    return not pending.cancelled()
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(outcome: Outcome, send: Send) -> None:
+    status, headers, content = outcome
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _send_early(outcome: Outcome, receive: Receive, send: Send) -> None:
+    """Answers although the body is still arriving, and has the connection closed.
+
+    Closing with bytes unread makes TCP reset the connection, which can cost the client the answer
+    it has not read yet. So the rest of the body is thrown away for a moment first.
+    """
+    status, headers, content = outcome
+    headers = [*headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,100 @@
+"""The native protocol: {"inputs": [[...]], "k": 10} or .npy in, JSON or .npy out."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from service.http import codecs, compression
+from service.http.codecs import Decoder, Encoder
+from service.http.compression import Coding
+from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.state import AppState
+from service.topk import Answered
+
+FORMATS_KEPT = 256
+
+
+class Format(NamedTuple):
+    """What a request's headers ask for."""
+
+    media_type: str  # of the body
+    decode: Decoder
+    encode: Encoder
+    header: Header  # of the answer
+    body_coding: Coding | None
+    answer_coding: Coding | None
+
+
+NativeHead = tuple[Format, bytes]  # and the query string
+# Content-Type, Content-Encoding, Accept and Accept-Encoding
+Preferences = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
+
+
+class NativeHandler(InferenceHandler[NativeHead]):
+    """The native protocol's part in answering a request."""
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._formats: dict[Preferences, Format] = {}
+
+    def read_head(self, headers: Iterable[Header], query_string: bytes) -> NativeHead:
+        content_type = content_encoding = accept = accept_encoding = None
+        for name, value in headers:
+            if name == b"content-type":
+                content_type = content_type or value
+            elif name == b"accept":
+                accept = codecs.joined(accept, value)
+            elif name == b"content-encoding":
+                content_encoding = codecs.joined(content_encoding, value)
+            elif name == b"accept-encoding":
+                accept_encoding = codecs.joined(accept_encoding, value)
+        preferences = (content_type, content_encoding, accept, accept_encoding)
+        format_ = self._formats.get(preferences)
+        if format_ is None:
+            format_ = self._format(preferences)
+        return format_, query_string
+
+    def read_body(self, head: NativeHead, body: bytes) -> Asked:
+        format_, query_string = head
+        if format_.body_coding is not None:
+            most = self.state.settings.limits.max_body_bytes
+            body = compression.expand(body, format_.body_coding, most)
+        hidden, k, experts = format_.decode(body, query_string)
+        return Asked(hidden, k, experts, format_.media_type, None)
+
+    def encode(
+        self, head: NativeHead, asked: Asked, target: Target, answer: Answered
+    ) -> tuple[list[Header], bytes]:
+        del asked
+        format_ = head[0]
+        content = format_.encode(target.model.source, answer)
+        headers = [
+            # The .npy answer has no other place for them.
+            target.model_header,
+            target.version_header,
+            format_.header,
+        ]
+        if format_.answer_coding is not None:
+            content = compression.compressed(content, format_.answer_coding, headers)
+        headers.append((b"content-length", b"%d" % len(content)))
+        return headers, content
+
+    def _format(self, preferences: Preferences) -> Format:
+        content_type, content_encoding, accept, accept_encoding = preferences
+        answer_type = codecs.answer_type(_text(accept))
+        request_type = codecs.request_type(_text(content_type))
+        format_ = Format(
+            request_type,
+            codecs.DECODERS[request_type],
+            codecs.ENCODERS[answer_type],
+            (b"content-type", answer_type.encode()),
+            compression.of_body(content_encoding),
+            compression.for_answer(accept_encoding),
+        )
+        if len(self._formats) >= FORMATS_KEPT:
+            self._formats.clear()
+        self._formats[preferences] = format_
+        return format_
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
