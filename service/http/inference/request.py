@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.engine.backend import TopK
 from service.errors import DSSError
 from service.http import body as limits
 from service.http import problems
@@ -22,7 +21,7 @@ from service.http.codecs import InvalidField
 from service.http.inference.handler import Asked, Header, InferenceHandler, Place, Target
 from service.telemetry import request_ids
 from service.telemetry.request_events import RequestEvent
-from service.topk import Answered, DeadlineExceeded, QueueFull
+from service.topk import Answered, DeadlineExceeded, QueueFull, TopK
 
 logger = logging.getLogger(__name__)
 
