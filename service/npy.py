@@ -64,6 +64,19 @@ def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
+@lru_cache(maxsize=64)
+def answer_record(k: int) -> np.dtype[np.void]:
+    """One row of a .npy answer: np.load(file)["classes"] is [B,k], and so on."""
+    return np.dtype(
+        [
+            ("classes", "<i8", (k,)),
+            ("log_probs", "<f4", (k,)),
+            ("experts", "<i8"),
+            ("gates", "<f4"),
+        ]
+    )
+
+
 def _layout(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, int], int]:
     """Type and shape of the array in a file of `size` bytes that begins so, and where it begins."""
     header, start = _header(head)

@@ -1,4 +1,7 @@
-"""What is asked of an engine, what comes back, and what may go wrong on the way."""
+"""Top-k queries: what an engine answers, what callers need of one, and how a call can fail.
+
+B rows, D hidden, K experts, k answers.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -6,8 +9,21 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.backend import TopK
 from service.errors import DSSError, Kind
+
+NO_CLASS = -1  # in place of a class id where an expert holds fewer than k classes
+
+
+class TopK(NamedTuple):
+    """The answer to an engine call, and what the call cost."""
+
+    classes: NDArray[np.int64]  # [B,k]
+    log_probs: NDArray[np.float32]  # [B,k] descending, ties by class id
+    experts: NDArray[np.int64]  # [B] the gate's first choice
+    gates: NDArray[np.float32]  # [B] its gate value
+    gate_seconds: float
+    expert_rows: NDArray[np.int64]  # [K] how many rows each expert was searched for
+    expert_seconds: NDArray[np.float64]  # [K] how long that took
 
 
 class QueueFull(DSSError):

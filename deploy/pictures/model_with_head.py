@@ -11,8 +11,8 @@ import numpy as np
 from deploy.pictures.traffic import Rows
 from service import bundle
 from service.bundle import TrainingFacts, graphs
+from service.bundle.manifest import RECALL_AT
 from service.engine import Engine
-from service.telemetry.metrics.shadow import PLACES
 from trainer.export.training_facts import gate_facts
 
 TEST_ROWS = 2000
@@ -27,11 +27,11 @@ def write_headed(source: Path, path: Path, rows: Rows) -> None:
     head[read.classes] = weight
     gate = graphs.constants(read.gate_model)
     hidden = rows.draw(np.arange(rows.n_experts), TEST_ROWS)
-    served = Engine(read).topk(hidden, max(PLACES)).classes  # [B,k]
-    full = np.argsort(-(hidden @ head.T), axis=1)[:, : max(PLACES)]  # [B,k]
+    served = Engine(read).topk(hidden, max(RECALL_AT)).classes  # [B,k]
+    full = np.argsort(-(hidden @ head.T), axis=1)[:, : max(RECALL_AT)]  # [B,k]
     recall = {
         str(at): float((served[:, :at, None] == full[:, None, :at]).sum() / (at * len(hidden)))
-        for at in PLACES
+        for at in RECALL_AT
     }
     measured = {"gates": gate_facts(hidden, gate["U"], gate.get("bias")), "head_recall": recall}
     bundle.write(

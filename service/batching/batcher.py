@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from service.batching.cost import UNKNOWN_SECONDS, RowCost
 from service.batching.queue import BatchKey, BatchQueue, Job, QueueLimits
-from service.engine.backend import TopK
 from service.errors import DSSError, QueryError
 from service.topk import (
     Answer,
@@ -36,6 +35,7 @@ from service.topk import (
     EngineStopped,
     Observer,
     QueueFull,
+    TopK,
     TopKEngine,
 )
 

@@ -31,6 +31,7 @@ NO_CHECKSUM = "0" * 64
 LARGEST_MANIFEST = 2**26
 QUANTISED_TYPE = np.dtype(np.int8)
 MOST_GATE_EDGES = 9
+RECALL_AT = (1, 5, 10)  # places k at which recall@k and accuracy@k are measured
 
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

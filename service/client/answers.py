@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service import records
+from service import npy
 from service.client.errors import AnswerMalformed
 from service.client.http1 import Reply
 
@@ -73,7 +73,7 @@ def _layout(header: bytes) -> tuple[np.dtype[np.void], int]:
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("its .npy version is not known")
     shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if len(shape) != 1 or dtype.names is None or dtype != records.record(_k(dtype)):
+    if len(shape) != 1 or dtype.names is None or dtype != npy.answer_record(_k(dtype)):
         raise ValueError("its records are not known")
     return dtype, shape[0]
 

@@ -4,24 +4,12 @@ B rows, D hidden, K experts, k answers.
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import NotFinite
-
-NO_CLASS = -1
-
-
-class TopK(NamedTuple):
-    classes: NDArray[np.int64]  # [B,k]
-    log_probs: NDArray[np.float32]  # [B,k] descending, ties by class id
-    experts: NDArray[np.int64]  # [B] the gate's first choice
-    gates: NDArray[np.float32]  # [B] its gate value
-    gate_seconds: float
-    expert_rows: NDArray[np.int64]  # [K] how many rows each expert was searched for
-    expert_seconds: NDArray[np.float64]  # [K] how long that took
+from service.topk import TopK
 
 
 class Backend(ABC):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle, graphs
-from service.engine.backend import Backend, TopK, not_finite
+from service.engine.backend import Backend, not_finite
 from service.engine.kernels import search
 from service.errors import BackendUnsuitable
+from service.topk import TopK
 
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)  # half as fast to look up by type
 ROWS_PER_THREAD = 16  # fewer are not worth handing over

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle
-from service.engine.backend import Backend, TopK, not_finite
+from service.engine.backend import Backend, not_finite
 from service.engine.kernels.scores import all_finite
 from service.errors import EmptyBatch, ExpertsOutOfRange, KOutOfRange, WrongWidth
+from service.topk import TopK
 
 BackendName = Literal["auto", "compiled", "onnx"]
 

@@ -11,8 +11,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from service.bundle import Bundle
-from service.engine.backend import NO_CLASS, Backend, TopK, not_finite
+from service.engine.backend import Backend, not_finite
 from service.engine.kernels.scores import all_finite
+from service.topk import NO_CLASS, TopK
 
 GATHERED_AT_ONCE = 2**22  # numbers of candidates' rows that an approximated expert gathers: 16 MB
 SMALLEST_GATE = np.finfo(np.float32).tiny

@@ -17,8 +17,12 @@ import orjson
 from numpy.typing import NDArray
 
 from service import npy
+<<<<<<< HEAD
 from service.errors import DSSError, EmptyBatch, Kind, NotFinite, QueryError, WrongWidth
 from service.records import record
+=======
+from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
+>>>>>>> main
 from service.topk import Answered
 
 JSON = "application/json"
@@ -325,7 +329,7 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
                 answer.gates.tobytes(),
             )
         )
-    records = np.empty(rows, record(k))
+    records = np.empty(rows, npy.answer_record(k))
     records["classes"] = answer.classes
     records["log_probs"] = answer.log_probs
     records["experts"] = answer.experts
@@ -335,7 +339,7 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _npy_header(rows: int, k: int) -> bytes:
-    return npy.header_of(record(k), (rows,))
+    return npy.header_of(npy.answer_record(k), (rows,))
 
 
 ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

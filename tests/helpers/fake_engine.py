@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.backend import TopK
 from service.errors import EmptyBatch, KOutOfRange, WrongWidth
+from service.topk import TopK
 
 
 class FakeEngine:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.records import record
+from service.npy import answer_record
 
 END = b"\r\n\r\n"
 HANG_UP = b""  # instead of an answer
@@ -101,7 +101,7 @@ def answer(status: int = 200, body: bytes = b"", **headers: str) -> bytes:
 
 def records(rows: int = 1, k: int = 2) -> bytes:
     """A .npy body: row r has the classes 10r, 10r + 1, ..."""
-    made = np.zeros(rows, record(k))
+    made = np.zeros(rows, answer_record(k))
     made["classes"] = 10 * np.arange(rows)[:, None] + np.arange(k)
     stream = io.BytesIO()
     np.save(stream, made)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from service.bundle.manifest import MOST_GATE_EDGES, GateFacts
-from service.telemetry.metrics.shadow import PLACES
+from service.bundle.manifest import MOST_GATE_EDGES, RECALL_AT, GateFacts
 from trainer.data.arrays import Head, chunks
 from trainer.layer import DSSoftmax
 
@@ -39,9 +38,9 @@ def head_recall(
     head: Head,
 ) -> dict[str, float]:
     """By number of first classes: the share of the full softmax's that are the layer's too."""
-    k = min(max(PLACES), len(head.weight))
+    k = min(max(RECALL_AT), len(head.weight))
     weight = torch.from_numpy(head.weight)
-    hits = dict.fromkeys([at for at in PLACES if at <= k], 0)
+    hits = dict.fromkeys([at for at in RECALL_AT if at <= k], 0)
     for part in chunks(len(hidden), ROWS_AT_ONCE):
         scores = torch.from_numpy(hidden[part]) @ weight.T  # [b,N]
         if head.bias is not None:

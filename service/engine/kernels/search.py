@@ -14,7 +14,6 @@ from numba import types
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from service.engine.backend import NO_CLASS
 from service.engine.kernels.float_products import (
     pointer,
     score_integers,
@@ -45,6 +44,7 @@ from service.engine.kernels.scores import (
     rescored,
     scale,
 )
+from service.topk import NO_CLASS
 
 SCORES_AT_ONCE = 2**20
 RANKED_AT_ONCE = 64  # rows whose gate logits stay in the first caches

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from service.bundle.manifest import TrainingFacts
+from service.bundle.manifest import RECALL_AT, TrainingFacts
 from service.engine.kernels import call_counts
 from service.shared_state.counters import Key, Values
 from service.telemetry.metrics import shadow
@@ -110,4 +110,4 @@ def shadow_families(counted: Mapping[Key, Values]) -> Iterator[Metric]:
 
 def _hits(cells: Values) -> Iterator[tuple[int, float]]:
     """For each number of first classes, as far as there are so many, how many agreed."""
-    return zip(shadow.PLACES, cells[shadow.HITS :].tolist(), strict=False)
+    return zip(RECALL_AT, cells[shadow.HITS :].tolist(), strict=False)

@@ -20,7 +20,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from service.bundle import Bundle, flops_speedup
-from service.engine.backend import TopK
 from service.engine.kernels import call_counts
 from service.engine.kernels.call_counts import EXPERT_SECONDS, SECONDS
 from service.shared_state import worker_table
@@ -35,6 +34,7 @@ from service.telemetry.metrics.http import (
     http_families,
 )
 from service.telemetry.metrics.versions import VersionMetrics, load_families
+from service.topk import TopK
 
 MODEL = ("model", "version")
 EXPERT = (*MODEL, "expert")

@@ -15,13 +15,13 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle.manifest import RECALL_AT
 from service.shared_state.counters import Values
 from service.topk import TopKEngine
 
 logger = logging.getLogger(__name__)
 
-PLACES = (1, 5, 10)
-ROWS, DROPPED, HITS = 0, 1, 2  # in its cells; then a count for each of PLACES there can be
+ROWS, DROPPED, HITS = 0, 1, 2  # in its cells; then a count for each of RECALL_AT there can be
 AT_ONCE = 16  # rows
 NICENESS = 19
 CLOSE_SECONDS = 5.0
@@ -31,7 +31,7 @@ Row = tuple[NDArray[np.float32], int]  # [D], and how many experts were searched
 
 def size(engine: TopKEngine) -> int:
     """How many cells it counts in."""
-    return HITS + sum(at <= engine.n_reachable for at in PLACES)
+    return HITS + sum(at <= engine.n_reachable for at in RECALL_AT)
 
 
 class Shadow:
@@ -39,7 +39,7 @@ class Shadow:
         self, engine: TopKEngine, full: TopKEngine, cells: Values, *, rate: float, most_rows: int
     ) -> None:
         self._engine, self._full = engine, full
-        self._k = min(max(PLACES), engine.n_reachable)
+        self._k = min(max(RECALL_AT), engine.n_reachable)
         self._cells = cells
         self._rate = rate
         self._most_rows = most_rows
@@ -109,6 +109,6 @@ class Shadow:
         served = self._engine.topk(hidden, self._k, rows[0][1]).classes  # [B,k]
         full = self._full.topk(hidden, self._k).classes  # [B,k]
         self._cells[ROWS] += len(rows)  # first, so that recall is never told too high
-        for cell, at in enumerate(PLACES[: len(self._cells) - HITS], HITS):
+        for cell, at in enumerate(RECALL_AT[: len(self._cells) - HITS], HITS):
             same = served[:, :at, None] == full[:, None, :at]  # [B,at,at]
             self._cells[cell] += int(same.sum())

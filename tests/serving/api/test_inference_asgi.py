@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from starlette.routing import Match
 
-from service.engine.backend import TopK
 from service.http import body as limits
 from service.http.app import Application, create_app
 from service.http.inference import handler
 from service.settings import Limits, Queue, Settings
+from service.topk import TopK
 
 Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]

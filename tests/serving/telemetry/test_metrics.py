@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 
 from service.bundle import Bundle
 from service.engine import Engine
-from service.engine.backend import TopK
 from service.engine.kernels.call_counts import EXPERT_SECONDS, SECONDS
 from service.shared_state import worker_table
 from service.shared_state.counters import SharedCounters
@@ -24,6 +23,7 @@ from service.shared_state.worker_table import WorkerTable
 from service.telemetry.metrics import registry as metrics
 from service.telemetry.metrics.process import Processes
 from service.telemetry.metrics.registry import Metrics, ModelMetrics, Statistics
+from service.topk import TopK
 
 TINY = {"model": "tiny", "version": "1"}
 

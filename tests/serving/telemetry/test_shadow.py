@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.bundle import Bundle, read
 from service.engine import Engine
-from service.engine.backend import TopK
 from service.telemetry.metrics import shadow
 from service.telemetry.metrics.shadow import DROPPED, HITS, ROWS, Shadow
+from service.topk import TopK
 
 RNG = np.random.default_rng(7)
 HEAD = RNG.normal(size=(N_CLASSES, WIDTH)).astype(np.float32)
