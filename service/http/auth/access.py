@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 
 from service.errors import DSSError
-from service.http.auth.keys import LONGEST_TOKEN, Key, KeyRing, KeysWrong, Scope, read
-from service.settings import AccessSettings
+from service.http.auth.keys import LONGEST_TOKEN, KeyRing, KeysWrong, read
+from service.settings import AccessSettings, Key, Scope
 from service.system.file_watch import FileWatch
 
 logger = logging.getLogger(__name__)
