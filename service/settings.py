@@ -3,8 +3,10 @@
 In the environment a nested setting is spelled with two underscores: DSS_LIMITS__MAX_ROWS=512.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -33,8 +35,11 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from service.errors import DSSError
-from service.http.auth.keys import Key
 from service.system import cpu_quota
+
+Scope = Literal["query", "admin"]
+# What may stand after "Bearer" (RFC 6750), and not so short that it could be guessed.
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,256}={0,2}")
 
 WITH_SECRETS = {"secrets": True}  # the context in which a dump of settings shows them
 
@@ -133,6 +138,31 @@ class RepositorySettings(BaseModel):
     keep_versions: NonNegativeInt = 2
 
 
+class Key(BaseModel):
+    """`key` may be given instead of `sha256`; it is hashed at once and forgotten."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hash(cls, given: Any) -> Any:  # noqa: ANN401
+        if not isinstance(given, dict) or "key" not in given:
+            return given
+        rest = {name: value for name, value in given.items() if name != "key"}
+        if "sha256" in rest:
+            raise ValueError("either key or sha256 may be given")
+        if not isinstance(given["key"], str) or not TOKEN.fullmatch(given["key"]):
+            raise ValueError("key must be 16 to 256 of the letters A-Z a-z 0-9 . _ ~ + / -")
+        return {**rest, "sha256": sha256(given["key"].encode()).hexdigest()}
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
 class AccessSettings(BaseModel):
     """Who may do what. Without any key all may query, and nobody may change the server."""
 
@@ -217,7 +247,7 @@ class Settings(BaseSettings):
     @field_validator("workers", mode="before")
     @classmethod
     def _one_a_cpu(cls, asked: object) -> object:
-        return cpu_quota.whole() if asked == "auto" else asked
+        return cpu_quota.whole_cpus() if asked == "auto" else asked
 
     @model_validator(mode="after")
     def _largest_request_fits_the_queue(self) -> Self:

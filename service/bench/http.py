@@ -24,7 +24,7 @@ from service.bench.load import Load, NotReachable, Plan
 from service.bench.rows import Rows, choose
 from service.bench.server import Model, Server, ServerNotReachable
 from service.errors import DSSError
-from service.system.machine import cores
+from service.system.cpu_quota import usable_cpus
 
 WINDOWS = 3
 TOLERANCE = 0.1
@@ -247,6 +247,6 @@ def _notes(server_cpu: float | None, generator_cpus: list[float]) -> list[str]:
     notes = []
     if max(generator_cpus) > BUSY:
         notes.append("the load generator was the limit: try --generators 2")
-    elif server_cpu is not None and server_cpu + sum(generator_cpus) > FULL * cores():
+    elif server_cpu is not None and server_cpu + sum(generator_cpus) > FULL * usable_cpus():
         notes.append("server and load generator filled all cores")
     return notes

@@ -96,7 +96,9 @@ def create_app(
         metrics = Metrics(registry)
     if engine_factory is None:
         engine_factory = partial(
-            Engine, backend=settings.engine.backend, cpus=cpu_quota.share(settings.workers)
+            Engine,
+            backend=settings.engine.backend,
+            cpus=cpu_quota.threads_per_worker(settings.workers),
         )
     repository = Repository(settings.default_model)
     keeper = _keeper(settings, metrics, repository, engine_factory, shared)

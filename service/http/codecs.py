@@ -7,7 +7,6 @@ depends only on a shape or a short text is worked out once and kept.
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -17,19 +16,14 @@ import orjson
 from numpy.typing import NDArray
 
 from service import npy
-<<<<<<< HEAD
 from service.errors import DSSError, EmptyBatch, Kind, NotFinite, QueryError, WrongWidth
-from service.records import record
-=======
-from service.errors import DSSError, EmptyBatch, NotFinite, QueryError, WrongWidth
->>>>>>> main
+from service.repository.model import Source
 from service.topk import Answered
 
 JSON = "application/json"
 NPY = "application/x-npy"
 MEDIA_TYPES = (JSON, NPY)
 FIELDS = ("inputs", "k", "experts")
-DEFAULT_K = 10
 FLOAT32 = np.dtype(np.float32)
 NOT_FINITE = {JSON: "is too large for float32", NPY: "is a NaN or an infinity"}
 SHORT = 64  # of a query string whose meaning is worth keeping
@@ -78,16 +72,7 @@ class Query(NamedTuple):
 
 
 Decoder = Callable[[bytes, bytes], Query]  # of a body and a query string
-Encoder = Callable[["Source", Answered], bytes]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Which model answers, and its labels by class id."""
-
-    model: str
-    version: int
-    labels: NDArray[np.object_] | None  # [C]
+Encoder = Callable[[Source, Answered], bytes]
 
 
 # --- which codec -----------------------------------------------------------------------------

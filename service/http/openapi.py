@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from service.http import codecs, problems, schemas
 from service.http.v2 import schemas as schemas_v2
-from service.repository.model import Model
+from service.repository.model import DEFAULT_K, Model
 
 DESCRIPTION = """\
 Top-k classes of a large softmax layer, answered by a doubly sparse layer: a gate chooses an
@@ -114,7 +114,7 @@ TOPK: Mapping[str, Any] = {
     },
     "openapi_extra": {
         "parameters": [
-            _npy_parameter("k", codecs.DEFAULT_K, "How many classes to answer for each row."),
+            _npy_parameter("k", DEFAULT_K, "How many classes to answer for each row."),
             _npy_parameter("experts", 1, "How many experts to search."),
         ],
         "requestBody": {

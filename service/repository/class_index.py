@@ -16,6 +16,7 @@ from service.errors import DSSError, Kind
 Order = Literal["number", "class"]
 
 EXPERTS_AT_ONCE = 64
+LABELS_AT_ONCE = 4096
 # Between parts of longer work in a thread, so that the event loop gets its turn at once.
 REST_SECONDS = 0.0002
 
@@ -109,6 +110,34 @@ class ClassIndex:
     def _middle(self, expert: int) -> float:
         held = self.held(expert)
         return float(held.mean()) if len(held) else float(self.n_classes)
+
+
+def search_labels(labels: NDArray[np.object_], text: str, most: int) -> list[int]:
+    """At most `most` classes whose labels contain the text, ignoring case.
+
+    Equal labels come first, then those that begin with the text, each by class id. All labels are
+    read one by one, in a thread: no second copy of them, and no sorted index, has to be kept.
+    """
+    wanted = text.casefold()
+    if not wanted:
+        return list(range(min(most, len(labels))))
+    ranks: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for begin in range(0, len(labels), LABELS_AT_ONCE):
+        found = labels[begin : begin + LABELS_AT_ONCE].tolist()
+        for at in [i for i, label in enumerate(found) if wanted in label.casefold()]:
+            rank = ranks[_rank(found[at].casefold(), wanted)]
+            if len(rank) < most:
+                rank.append(begin + at)
+        if len(ranks[0]) == most:
+            break
+        sleep(REST_SECONDS)
+    return [number for rank in ranks for number in rank][:most]
+
+
+def _rank(label: str, wanted: str) -> int:
+    if label == wanted:
+        return 0
+    return 1 if label.startswith(wanted) else 2
 
 
 def _number(text: str) -> int | None:

@@ -119,7 +119,7 @@ class SharedStateStore(DesiredStateStore):
         return said
 
     def applied(self, generation: int) -> None:
-        self._cells.sheet(APPLIED, 1)[0] = generation
+        self._cells.block(APPLIED, 1)[0] = generation
 
     async def all_applied(self, generation: int, seconds: float) -> bool:
         until = monotonic() + seconds
@@ -130,7 +130,7 @@ class SharedStateStore(DesiredStateStore):
         return True
 
     def _all_applied(self, generation: int) -> bool:
-        shown = {sheet.worker: sheet.values[0] for sheet in self._cells.sheets(APPLIED)}
+        shown = {sheet.worker: sheet.values[0] for sheet in self._cells.blocks(APPLIED)}
         return all(shown.get(worker, -1) >= generation for worker in self._read_roster().workers)
 
     @contextmanager

@@ -15,7 +15,6 @@ from service.batching.queue import QueueLimits
 from service.bundle import Bundle, Manifest, snapshots
 from service.bundle.snapshots import Snapshot
 from service.errors import AnswersNotFinite
-from service.http.codecs import DEFAULT_K, Source
 from service.repository.class_index import ClassIndex
 from service.settings import Settings
 from service.telemetry.metrics import shadow
@@ -25,7 +24,18 @@ from service.topk import TopKEngine
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_K = 10
+
 EngineFactory = Callable[[Bundle, int | None], TopKEngine]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model answers, and its labels by class id."""
+
+    model: str
+    version: int
+    labels: NDArray[np.object_] | None  # [C]
 
 
 @dataclass(frozen=True, eq=False)

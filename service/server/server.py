@@ -47,7 +47,7 @@ def serve(settings: Settings) -> None:
         raise ModelsFolderMissing(f"There is no models folder {settings.models}.")
     logging_setup.configure(settings)
     file_descriptors.raise_limit()
-    logger.info("%s", cpu_quota.told(settings.workers, settings.engine.threads))
+    logger.info("%s", cpu_quota.summary(settings.workers, settings.engine.threads))
     server = Server(create_app(settings), settings)
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again

@@ -88,14 +88,14 @@ def supervise(settings: Settings) -> None:
         raise ModelsFolderMissing(f"There is no models folder {settings.models}.")
     logging_setup.configure(settings)
     file_descriptors.raise_limit()
-    logger.info("%s", cpu_quota.told(settings.workers, settings.engine.threads))
+    logger.info("%s", cpu_quota.summary(settings.workers, settings.engine.threads))
     with ExitStack() as stack:
         try:
             listeners = [stack.enter_context(made) for made in listen(settings)]
         except OSError as error:
             logger.error("%s", error)
             raise _not_started(settings) from error
-        folder = stack.enter_context(shared_folder.made(settings.workers_folder))
+        folder = stack.enter_context(shared_folder.temporary(settings.workers_folder))
         asyncio.run(Supervisor(settings, folder, listeners).run())
 
 
@@ -321,14 +321,14 @@ class Supervisor:
             WorkerTable(
                 workers={number: process for number, process in known.items() if process},
                 supervisor=os.getpid(),
-                nursery=self._nursery.process.pid if self._nursery else None,
+                fork_server=self._nursery.process.pid if self._nursery else None,
                 restarts=self._restarts,
                 ended_cpu_seconds=ended.ru_utime + ended.ru_stime,
             ).write(self._folder)
             self._roster_stale = False
         except OSError as error:  # /metrics shows what was so before
             self._roster_stale = True
-            if self._roster_trouble.now():
+            if self._roster_trouble.allow():
                 logger.error("%s cannot be written to: %s.", self._folder, error.strerror)
 
     # --- connections --------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Supervisor:
         self._hand_out(connection)
 
     def _wait_for_descriptors(self, error: OSError) -> None:
-        if self._accept_trouble.now():
+        if self._accept_trouble.allow():
             logger.error("Connections have to wait: %s.", error.strerror)
         self._hold()
         asyncio.get_running_loop().call_later(EXHAUSTED_SECONDS, self._accept)

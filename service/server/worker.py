@@ -158,7 +158,7 @@ class WorkerServer(Server):
             said, descriptors = b"", []
         for descriptor in descriptors:
             self._take(socket.socket(fileno=descriptor))
-        if said == CONNECTION and not descriptors and self._loss.now():
+        if said == CONNECTION and not descriptors and self._loss.allow():
             logger.error("A connection is lost: this process has no descriptor for it.")
         if said in (TERMINATE, INTERRUPT, AT_ONCE):
             self._stop(said)

@@ -1,13 +1,13 @@
-"""Counts as float64 cells: a sheet of cells for each set of labels.
+"""Counters that all workers can read: blocks of float64, one block for each set of labels.
 
-A sheet has one writer, so adding to a cell needs no lock: HTTP sheets are written by the event
-loop alone, a model's sheet by the call of its engine, of which there is one at a time. Anyone may
-read: a cell is read whole, though two cells may be one event apart.
+A block has one writer, so counting needs no lock: blocks of HTTP metrics are written by the event
+loop, a model's block by the call of its engine, of which there is one at a time. Every worker may
+read every block. A counter is read whole, but two counters of a block may be one event apart.
 
-Several workers have a folder in common, with a file for each sheet of each worker. A file is one
-line of JSON, the sheet's key, and then its cells. The worker that takes a dead one's place goes on
-in its files, so counts never decrease. A cell is written by one store of eight aligned bytes, so
-that a worker killed at any moment leaves each cell as it was before or after.
+Several workers share a folder with one file for each block of each worker. A file starts with one
+line of JSON, the block's key; the counters follow. A worker that replaces a dead one continues in
+its files, so counts never decrease. A counter is written by one store of eight aligned bytes, so
+a worker killed at any moment leaves each counter either as before or as after.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, ...]  # what is counted, then the values of its labels
 Values = NDArray[np.float64]
 
-CELL_BYTES = 8
-SUFFIX = ".cells"
+COUNTER_BYTES = 8
+SUFFIX = ".counters"
 
 
-class Sheet(NamedTuple):
+class Block(NamedTuple):
     worker: int
     key: Key
     values: Values
@@ -41,64 +41,64 @@ class Sheet(NamedTuple):
 
 class Counters(ABC):
     @abstractmethod
-    def sheet(self, key: Key, size: int) -> Values:
-        """This process's own cells for a key, made when first asked for."""
+    def block(self, key: Key, size: int) -> Values:
+        """This process's own block for a key, created by the first call."""
 
     @abstractmethod
-    def sheets(self, key: Key | None = None) -> Iterator[Sheet]:
-        """Everyone's, to be read; of one key or of all."""
+    def blocks(self, key: Key | None = None) -> Iterator[Block]:
+        """The blocks of all workers, to be read; of one key or of all keys."""
 
     @abstractmethod
     def drop(self, key: Key) -> None:
-        """Forget this process's own cells for a key: nobody counts there any more."""
+        """Remove this process's own block for a key, once nothing counts there any more."""
 
 
 class LocalCounters(Counters):
-    """Of a server that is one process."""
+    """The counters of a server that is one process."""
 
     def __init__(self) -> None:
         self._own: dict[Key, Values] = {}
 
-    def sheet(self, key: Key, size: int) -> Values:
+    def block(self, key: Key, size: int) -> Values:
         return self._own.setdefault(key, np.zeros(size))
 
-    def sheets(self, key: Key | None = None) -> Iterator[Sheet]:
+    def blocks(self, key: Key | None = None) -> Iterator[Block]:
         for own, values in list(self._own.items()):
             if key in (None, own):
-                yield Sheet(0, own, values)
+                yield Block(0, own, values)
 
     def drop(self, key: Key) -> None:
         self._own.pop(key, None)
 
 
 class SharedCounters(Counters):
-    """Of one worker of several; `folder` is theirs alone."""
+    """The counters of one of several workers; `folder` belongs to the workers of one server."""
 
     def __init__(self, folder: Path, worker: int) -> None:
         self._folder = folder
         self._worker = worker
         self._own: dict[Key, Values] = {}
-        self._unshared: dict[Key, Values] = {}  # those of them for which there was no room
-        self._complained = False
+        self._unshared: dict[Key, Values] = {}  # own blocks that the folder had no room for
+        self._logged_no_room = False
 
-    def sheet(self, key: Key, size: int) -> Values:
+    def block(self, key: Key, size: int) -> Values:
         if key not in self._own:
             try:
                 self._own[key] = self._open(key, size)
             except OSError as error:
-                self._complain(error)
+                self._log_no_room(error)
                 self._own[key] = self._unshared[key] = np.zeros(size)
         return self._own[key]
 
-    def sheets(self, key: Key | None = None) -> Iterator[Sheet]:
-        for name in sorted(self._names("" if key is None else _name(key))):
+    def blocks(self, key: Key | None = None) -> Iterator[Block]:
+        for name in sorted(self._file_names("" if key is None else _hashed(key))):
             with suppress(FileNotFoundError):  # its worker has just dropped it
-                line, _, cells = (self._folder / name).read_bytes().partition(b"\n")
+                line, _, stored = (self._folder / name).read_bytes().partition(b"\n")
                 worker = int(name.partition("-")[0])
-                yield Sheet(worker, tuple(json.loads(line)), np.frombuffer(cells))
+                yield Block(worker, tuple(json.loads(line)), np.frombuffer(stored))
         for own, values in list(self._unshared.items()):
             if key in (None, own):
-                yield Sheet(self._worker, own, values)
+                yield Block(self._worker, own, values)
 
     def drop(self, key: Key) -> None:
         self._own.pop(key, None)
@@ -106,16 +106,16 @@ class SharedCounters(Counters):
             self._path(key).unlink(missing_ok=True)
 
     def _open(self, key: Key, size: int) -> Values:
-        head, path = _head(key), self._path(key)
-        length = len(head) + size * CELL_BYTES
+        header, path = _header(key), self._path(key)
+        length = len(header) + size * COUNTER_BYTES
         if not path.exists():
-            self._create(path, head.ljust(length, b"\0"))
+            self._create(path, header.ljust(length, b"\0"))
         with path.open("r+b") as file:
-            # The dead worker's bundle may have had fewer experts. Room is taken now: writing to a
-            # mapped page that the disk then has no room for would end the process.
+            # The dead worker's bundle may have had fewer experts. Space is reserved now: writing to
+            # a mapped page that the disk then has no room for would kill the process.
             os.posix_fallocate(file.fileno(), 0, length)
             mapped = mmap.mmap(file.fileno(), 0)
-        return np.frombuffer(mapped, offset=len(head))
+        return np.frombuffer(mapped, offset=len(header))
 
     def _create(self, path: Path, content: bytes) -> None:
         """Others may be reading the folder: a file appears when it is complete."""
@@ -129,43 +129,43 @@ class SharedCounters(Counters):
             raise
 
     def _path(self, key: Key) -> Path:
-        return self._folder / f"{self._worker}-{_name(key)}{SUFFIX}"
+        return self._folder / f"{self._worker}-{_hashed(key)}{SUFFIX}"
 
-    def _names(self, part: str) -> list[str]:
+    def _file_names(self, hashed: str) -> list[str]:
         try:
             found = [path.name for path in self._folder.iterdir()]
-        except FileNotFoundError:  # the supervisor has gone, and this worker is about to
+        except FileNotFoundError:  # the supervisor has ended, and this worker is about to
             return []
-        return [name for name in found if name.endswith(part + SUFFIX)]
+        return [name for name in found if name.endswith(hashed + SUFFIX)]
 
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
+    def _log_no_room(self, error: OSError) -> None:
+        if not self._logged_no_room:
+            self._logged_no_room = True
             logger.error(
-                "Worker %d counts something for itself, since there is no room in %s (%s): other "
-                "workers' /metrics will lack it.",
+                "Worker %d keeps some counters to itself, since there is no room in %s (%s): "
+                "/metrics of other workers will lack them.",
                 self._worker,
                 self._folder,
                 error.strerror,
             )
 
 
-def _head(key: Key) -> bytes:
-    """A line whose length lets the cells after it be aligned."""
+def _header(key: Key) -> bytes:
+    """One line, padded so that the counters after it are aligned."""
     line = json.dumps(key).encode()
-    padding = -(len(line) + 1) % CELL_BYTES
+    padding = -(len(line) + 1) % COUNTER_BYTES
     return line + b" " * padding + b"\n"
 
 
-def _name(key: Key) -> str:
-    """The same for a key in every worker; labels may hold what a file's name may not."""
-    return hashlib.sha256(_head(key)).hexdigest()[:16]
+def _hashed(key: Key) -> str:
+    """The same for a key in every worker; labels may hold what a file name may not."""
+    return hashlib.sha256(_header(key)).hexdigest()[:16]
 
 
-def totals(sheets: Iterable[Sheet]) -> dict[Key, Values]:
-    """The sum over workers, by key; the longest sheet's cells where they differ in number."""
+def totals(blocks: Iterable[Block]) -> dict[Key, Values]:
+    """The sums over workers, by key; as long as the longest block where lengths differ."""
     found: dict[Key, Values] = {}
-    for _, key, values in sheets:
+    for _, key, values in blocks:
         have = found.get(key)
         if have is None:
             found[key] = values.copy()

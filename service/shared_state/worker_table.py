@@ -1,4 +1,4 @@
-"""Who serves: what the supervisor of several workers tells them, in a file of their folder."""
+"""Which processes serve: the supervisor writes the table to a file, workers read it."""
 
 import json
 import os
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-FILE = "roster.json"
+FILE = "workers.json"
 
 
 @dataclass(frozen=True)
 class WorkerTable:
     workers: Mapping[int, int] = field(default_factory=dict)  # number -> process id, if alive
     supervisor: int | None = None  # its process id
-    nursery: int | None = None  # the one of the process that workers are forked from
+    fork_server: int | None = None  # its process id
     restarts: int = 0
-    ended_cpu_seconds: float = 0.0  # of workers that have died
+    ended_cpu_seconds: float = 0.0  # of workers that have ended
 
     def write(self, folder: Path) -> None:
         unfinished = folder / f"{FILE}.new"
@@ -24,11 +24,11 @@ class WorkerTable:
 
 
 def read(folder: Path) -> WorkerTable:
-    told = json.loads((folder / FILE).read_text())
-    workers = {int(number): process for number, process in told.pop("workers").items()}
-    return WorkerTable(workers, **told)
+    content = json.loads((folder / FILE).read_text())
+    workers = {int(number): process for number, process in content.pop("workers").items()}
+    return WorkerTable(workers, **content)
 
 
-def alone() -> WorkerTable:
-    """Of a server that is one process."""
+def single_process() -> WorkerTable:
+    """The table of a server that is one process."""
     return WorkerTable({0: os.getpid()})

@@ -12,40 +12,40 @@ ROOT = Path("/")
 
 
 def allowed(root: Path = ROOT, present: int | None = None) -> float:
-    """CPUs' worth of time, perhaps a fraction: the least that any limit allows.
+    """How many CPUs' time may be used, perhaps a fraction: the smallest of all limits.
 
     `present` is the number of CPUs that the process may run on at all.
     """
-    here = _present() if present is None else present
-    return min([float(here), *quotas(root)])
+    cpus = usable_cpus() if present is None else present
+    return min([float(cpus), *quotas(root)])
 
 
-def whole(root: Path = ROOT, present: int | None = None) -> int:
+def whole_cpus(root: Path = ROOT, present: int | None = None) -> int:
     """The same in whole CPUs, at least one."""
     return max(1, int(allowed(root, present)))
 
 
-def share(workers: int, root: Path = ROOT, present: int | None = None) -> int:
+def threads_per_worker(workers: int, root: Path = ROOT, present: int | None = None) -> int:
     """Threads for each of several workers, at least one."""
     return max(1, int(allowed(root, present) / workers))
 
 
-def told(workers: int, threads: int | None) -> str:
-    """For the log: what there is, and what is made of it."""
-    taken = share(workers) if threads is None else threads
+def summary(workers: int, threads: int | None) -> str:
+    """For the log: the CPUs available, and the threads that each worker takes."""
+    taken = threads_per_worker(workers) if threads is None else threads
     return f"{allowed():g} CPUs for {workers} workers; ONNX Runtime takes {taken} threads in each."
 
 
 def quotas(root: Path = ROOT) -> Iterator[float]:
     """Every limit on this process's control groups and on the groups that they are in."""
-    mounted = root / "sys/fs/cgroup"
+    mount = root / "sys/fs/cgroup"
     for controllers, path in _groups(root / "proc/self/cgroup"):
         if controllers == [""]:  # version 2; `unified` where version 1 is there as well
-            for place in (mounted, mounted / "unified"):
-                yield from filter(None, map(_quota, _upwards(place, path)))
+            for place in (mount, mount / "unified"):
+                yield from filter(None, map(_quota_v2, _upwards(place, path)))
         elif "cpu" in controllers:
-            for place in {mounted / "cpu", mounted / ",".join(controllers)}:
-                yield from filter(None, map(_old_quota, _upwards(place, path)))
+            for place in {mount / "cpu", mount / ",".join(controllers)}:
+                yield from filter(None, map(_quota_v1, _upwards(place, path)))
 
 
 def _groups(file: Path) -> Iterator[tuple[list[str], PurePosixPath]]:
@@ -59,7 +59,7 @@ def _groups(file: Path) -> Iterator[tuple[list[str], PurePosixPath]]:
         yield controllers.split(","), PurePosixPath(path)
 
 
-def _upwards(mounted: Path, path: PurePosixPath) -> Iterator[Path]:
+def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
     """A group's folder and those above it.
 
     In a container the path may be the host's while what is mounted is the container's own group;
@@ -69,26 +69,26 @@ def _upwards(mounted: Path, path: PurePosixPath) -> Iterator[Path]:
     if ".." not in below.parts:
         for part in (below, *below.parents):
             if part != PurePosixPath("."):
-                yield mounted / part
-    yield mounted
+                yield mount / part
+    yield mount
 
 
-def _quota(group: Path) -> float | None:
+def _quota_v2(group: Path) -> float | None:
     """`cpu.max` is `max 100000` or `150000 100000`: microseconds of each period."""
     words = _read(group / "cpu.max").split()
     return _ratio(words[0], words[1]) if len(words) == 2 else None
 
 
-def _old_quota(group: Path) -> float | None:
+def _quota_v1(group: Path) -> float | None:
     return _ratio(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
 
 
 def _ratio(quota: str, period: str) -> float | None:
     try:
-        least, each = int(quota), int(period)
-    except ValueError:  # `max`, or not there
+        used, of = int(quota), int(period)
+    except ValueError:  # `max`, or no such file
         return None
-    return least / each if least > 0 and each > 0 else None
+    return used / of if used > 0 and of > 0 else None
 
 
 def _read(file: Path) -> str:
@@ -98,7 +98,8 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _present() -> int:
+def usable_cpus() -> int:
+    """The CPUs that this process may run on, where the system tells."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

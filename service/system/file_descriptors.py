@@ -1,18 +1,18 @@
-"""File descriptors: as many as the system allows, and what to do when there are none left."""
+"""File descriptors: raises their limit, and tells errors that mean there are none left."""
 
 import errno
 import resource
 from time import monotonic
 
-MOST = 65_536  # more connections than one server can have any use for
+MOST = 65_536  # more than one server can use
 QUIET_SECONDS = 60.0
 
-# What `accept` says when the system, not the client, is at fault. Trying again at once is in vain.
+# Errors of `accept` that are the system's, not the client's: trying again at once would fail too.
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def raise_limit() -> int:
-    """Take what the hard limit allows. The usual soft limit of 1,024 is for old programs' sake."""
+    """Raise the soft limit, usually 1,024, to the hard one, but to no more than MOST."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
     if soft == resource.RLIM_INFINITY or soft >= most:
@@ -22,13 +22,13 @@ def raise_limit() -> int:
 
 
 class RateLimited:
-    """Says whether it is time for another line of a log that would else be flooded."""
+    """Lets one line through in a while, so that an error that keeps happening floods no log."""
 
     def __init__(self, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._quiet_seconds = quiet_seconds
         self._silent_until = 0.0
 
-    def now(self) -> bool:
+    def allow(self) -> bool:
         if monotonic() < self._silent_until:
             return False
         self._silent_until = monotonic() + self._quiet_seconds

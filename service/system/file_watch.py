@@ -1,4 +1,4 @@
-"""What is looked at once a second while the server runs: files that may be replaced, counts."""
+"""Notices changed files, and calls a function once a second while the server runs."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ Stamp = tuple[int, int, int] | None
 
 
 class FileWatch:
-    """Notices that a file is not what it was: links are followed, as Kubernetes' mounts need."""
+    """Notices that a file was changed or replaced; follows links, as Kubernetes' mounts need."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = tuple(paths)
-        self._stamps = self._look()
+        self._stamps = self._read_stamps()
 
     def changed(self) -> bool:
-        """Since it was last asked."""
-        before, self._stamps = self._stamps, self._look()
+        """Whether any file has changed since the last call."""
+        before, self._stamps = self._stamps, self._read_stamps()
         return self._stamps != before
 
-    def _look(self) -> list[Stamp]:
+    def _read_stamps(self) -> list[Stamp]:
         return [_stamp(path) for path in self._paths]
 
 
@@ -37,10 +37,10 @@ def _stamp(path: Path) -> Stamp:
 
 
 async def every_second(refresh: Callable[[], Awaitable[None]]) -> None:
-    """Look once a second. Whatever happens, the next look comes."""
+    """Call `refresh` once a second. If it fails, that is logged and the next call comes."""
     while True:
         await asyncio.sleep(SECONDS)
         try:
             await refresh()
         except Exception:
-            logger.exception("Looking for changes failed.")
+            logger.exception("A check for changes failed; the next one comes in a second.")

@@ -1,9 +1,10 @@
-"""On what a figure was measured."""
+"""Describes the machine on which a figure was measured."""
 
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+
+from service.system.cpu_quota import usable_cpus
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -11,17 +12,10 @@ CPU_INFO = Path("/proc/cpuinfo")
 def machine(*packages: str) -> dict[str, object]:
     return {
         "cpu": _cpu_model(),
-        "cores": cores(),
+        "cores": usable_cpus(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
     }
-
-
-def cores() -> int:
-    """Those this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_model() -> str:

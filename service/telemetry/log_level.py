@@ -17,7 +17,7 @@ class LogLevel:
 
     def __init__(self, cells: Counters) -> None:
         self._cells = cells
-        self._own = cells.sheet(KEY, 2)
+        self._own = cells.block(KEY, 2)
 
     @property
     def now(self) -> int:
@@ -31,7 +31,7 @@ class LogLevel:
     def follow(self) -> None:
         """Do as the worker that was told last."""
         told = max(
-            (sheet.values for sheet in self._cells.sheets(KEY)), key=lambda cells: cells[MOMENT]
+            (sheet.values for sheet in self._cells.blocks(KEY)), key=lambda cells: cells[MOMENT]
         )
         if told[MOMENT] and self.now != told[LEVEL]:
             logging.getLogger().setLevel(int(told[LEVEL]))

@@ -10,7 +10,7 @@ import httpx
 from helpers.server import Running, running
 from helpers.tiny_bundle import rows_for
 
-from service.shared_state import worker_table as roster
+from service.shared_state import worker_table
 from service.shared_state.counters import SharedCounters
 from service.shared_state.worker_table import WorkerTable
 
@@ -23,19 +23,19 @@ class Group:
     folder: Path  # where its workers' counts are
 
     @property
-    def roster(self) -> WorkerTable:
-        return roster.read(self.folder)
+    def table(self) -> WorkerTable:
+        return worker_table.read(self.folder)
 
     def answered(self, route: str = "/topk", method: str = "POST") -> dict[int, int]:
         """Good answers by each worker that has given any."""
         key = ("http", route, method, "200")
         reader = SharedCounters(self.folder, 99)
-        return {sheet.worker: int(sheet.values[1:].sum()) for sheet in reader.sheets(key)}
+        return {block.worker: int(block.values[1:].sum()) for block in reader.blocks(key)}
 
     def total(self) -> float:
         """The same as /metrics has it, whichever worker is asked."""
         totals = set()
-        for _ in self.roster.workers:  # each connection is another worker's
+        for _ in self.table.workers:  # each connection is another worker's
             text = httpx.get(self.server.url + "/metrics").text
             line = 'dss_http_requests_total{method="POST",route="/topk",status="200"} '
             totals |= {float(found[len(line) :]) for found in text.splitlines() if line in found}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from service.errors import DSSError, Kind
-from service.http.auth.keys import LONGEST_TOKEN, Key, KeyRing, KeysWrong, Scope, read
-from service.settings import AccessSettings
+from service.http.auth.keys import LONGEST_TOKEN, KeyRing, KeysWrong, read
+from service.settings import AccessSettings, Key, Scope
 from service.system.file_watch import FileWatch
 
 logger = logging.getLogger(__name__)

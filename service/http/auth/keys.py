@@ -15,15 +15,12 @@ from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.errors import DSSError
+from service.settings import Key
 
-Scope = Literal["query", "admin"]
-# What may stand after "Bearer" (RFC 6750), and not so short that it could be guessed.
-TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,256}={0,2}")
 LONGEST_TOKEN = 258
 LARGEST_FILE = 2**20
 PREFIX = "dss_"  # lets a scanner find a key that leaked
@@ -31,31 +28,6 @@ PREFIX = "dss_"  # lets a scanner find a key that leaked
 
 class KeysWrong(DSSError):
     """The keys cannot be used as they are written."""
-
-
-class Key(BaseModel):
-    """`key` may be given instead of `sha256`; it is hashed at once and forgotten."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
-    scopes: Annotated[frozenset[Scope], Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hash(cls, given: Any) -> Any:  # noqa: ANN401
-        if not isinstance(given, dict) or "key" not in given:
-            return given
-        rest = {name: value for name, value in given.items() if name != "key"}
-        if "sha256" in rest:
-            raise ValueError("either key or sha256 may be given")
-        if not isinstance(given["key"], str) or not TOKEN.fullmatch(given["key"]):
-            raise ValueError("key must be 16 to 256 of the letters A-Z a-z 0-9 . _ ~ + / -")
-        return {**rest, "sha256": sha256(given["key"].encode()).hexdigest()}
-
-    def may(self, scope: Scope) -> bool:
-        return scope in self.scopes or "admin" in self.scopes
 
 
 class _File(BaseModel):

@@ -17,7 +17,7 @@ from service.http import openapi, parameters, schemas
 from service.http.parameters import Choice, Number, Text
 from service.http.routes.aside import Aside
 from service.http.state import AppState
-from service.repository import label_search
+from service.repository import class_index
 from service.repository.model import Model
 
 Choose = Callable[..., Any]  # a dependency that finds the model
@@ -195,7 +195,7 @@ def _search(model: Model, text: str, most: int) -> list[schemas.ClassInfo]:
     by_id = model.index.find_class(text)
     found = [] if by_id is None else [by_id]
     if labels is not None:
-        found += [n for n in label_search.search(labels, text, most) if n not in found]
+        found += [n for n in class_index.search_labels(labels, text, most) if n not in found]
     elif not text:
         found = list(range(min(most, model.index.n_classes)))
     return _class_infos(model, found[:most])

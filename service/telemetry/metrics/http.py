@@ -41,7 +41,7 @@ class HttpMetrics:
     def cell(self, route: str, method: str, status: int) -> HttpCounter:
         cell = self._kept.get((route, method, status))
         if cell is None:
-            values = self._cells.sheet((HTTP, route, method, str(status)), call_counts.HISTOGRAM)
+            values = self._cells.block((HTTP, route, method, str(status)), call_counts.HISTOGRAM)
             cell = self._kept[route, method, status] = HttpCounter(values)
         return cell
 

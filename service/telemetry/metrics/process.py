@@ -32,7 +32,7 @@ class Processes(Collector):
         return self._families(self._read_roster())
 
     def _families(self, seen: WorkerTable) -> Iterator[Metric]:
-        beside = (seen.supervisor, seen.nursery)
+        beside = (seen.supervisor, seen.fork_server)
         processes = [*seen.workers.values(), *(process for process in beside if process)]
         texts: dict[str, str] = {}
         values: dict[str, list[float]] = {}

@@ -23,7 +23,7 @@ from service.bundle import Bundle, flops_speedup
 from service.engine.kernels import call_counts
 from service.engine.kernels.call_counts import EXPERT_SECONDS, SECONDS
 from service.shared_state import worker_table
-from service.shared_state.counters import Counters, Key, LocalCounters, Sheet, Values, totals
+from service.shared_state.counters import Block, Counters, Key, LocalCounters, Values, totals
 from service.shared_state.worker_table import WorkerTable
 from service.telemetry.metrics.drift_metrics import SHADOW, Drift, drift_families, shadow_families
 from service.telemetry.metrics.http import (
@@ -52,14 +52,14 @@ class Metrics:
         self,
         registry: CollectorRegistry,
         cells: Counters | None = None,
-        read_roster: Callable[[], WorkerTable] = worker_table.alone,
+        read_roster: Callable[[], WorkerTable] = worker_table.single_process,
     ) -> None:
         self.registry = registry
         self._cells = LocalCounters() if cells is None else cells
         self._read_roster = read_roster
         self._models: list[ModelMetrics] = []
         self._rejected: dict[tuple[str, str], Values] = {}
-        self._log_dropped = self._cells.sheet((LOG_DROPPED,), 1)
+        self._log_dropped = self._cells.block((LOG_DROPPED,), 1)
         self.http = HttpMetrics(self._cells)
 
         def gauge(name: str, text: str, labels: Sequence[str]) -> Gauge:
@@ -133,7 +133,7 @@ class Metrics:
     def forget_strangers(self) -> None:
         """Drop what the worker before this one counted of versions that are no longer loaded."""
         known = {model.labels for model in self._models}
-        for key in {sheet.key for sheet in self._cells.sheets()}:
+        for key in {sheet.key for sheet in self._cells.blocks()}:
             if key[0] in OF_A_VERSION and key[1:] not in known:
                 self._cells.drop(key)
 
@@ -141,13 +141,13 @@ class Metrics:
         """A top-k request was not answered; the model is empty if none was found."""
         cells = self._rejected.get((model, reason))
         if cells is None:
-            cells = self._cells.sheet((REJECTED, model, reason), 1)
+            cells = self._cells.block((REJECTED, model, reason), 1)
             self._rejected[model, reason] = cells
         cells[0] += 1
 
     def denied(self, reason: str) -> None:
         """Someone may not do what they asked for."""
-        self._cells.sheet((DENIED, reason), 1)[0] += 1
+        self._cells.block((DENIED, reason), 1)[0] += 1
 
     @property
     def cells(self) -> Counters:
@@ -159,12 +159,12 @@ class Metrics:
 
     def loaded(self) -> None:
         """This worker has loaded its models."""
-        self._cells.sheet((LOADED,), 1)[0] = 1
+        self._cells.block((LOADED,), 1)[0] = 1
 
     @property
     def loaded_workers(self) -> int:
         """How many workers have loaded their models, now or before they were replaced."""
-        return sum(bool(sheet.values[0]) for sheet in self._cells.sheets((LOADED,)))
+        return sum(bool(sheet.values[0]) for sheet in self._cells.blocks((LOADED,)))
 
     def publish_queues(self) -> None:
         """Show the other workers how many rows wait here."""
@@ -177,13 +177,13 @@ class Metrics:
             if model.drift.is_due(now):
                 model.drift.look(now, model.traffic)
 
-    def read(self) -> list[Sheet]:
+    def read(self) -> list[Block]:
         """The sheets of all workers, those about queues only of workers that are alive."""
         self.publish_queues()
         alive = self._read_roster().workers
         return [
             sheet
-            for sheet in self._cells.sheets()
+            for sheet in self._cells.blocks()
             if sheet.key[0] != QUEUE_ROWS or sheet.worker in alive
         ]
 
@@ -221,13 +221,13 @@ class ModelMetrics:
         self.expert_costs = bundle.expert_costs
         self._all_cells = cells
         self._key = (MODEL_CALLS, *self.labels)
-        self._cells = cells.sheet(self._key, call_counts.size(n_experts))
-        self._queue_cell = cells.sheet((QUEUE_ROWS, *self.labels), 1)
+        self._cells = cells.block(self._key, call_counts.size(n_experts))
+        self._queue_cell = cells.block((QUEUE_ROWS, *self.labels), 1)
         self._failed_key = (FAILED, *self.labels)
-        self._failed = cells.sheet(self._failed_key, 2)  # requests and their seconds
+        self._failed = cells.block(self._failed_key, 2)  # requests and their seconds
         self._queue_rows: Callable[[], float] = lambda: 0
         self._shadow_key = (SHADOW, *self.labels)
-        self.shadow = cells.sheet(self._shadow_key, shadow_size) if shadow_size else np.empty(0)
+        self.shadow = cells.block(self._shadow_key, shadow_size) if shadow_size else np.empty(0)
         self.drift = Drift(self.labels, manifest.training, window_seconds)
         self._tally = call_counts.compiled_tally()
         self._waits = np.zeros(1)
@@ -303,12 +303,12 @@ class ModelMetrics:
     def statistics(self) -> "Statistics":
         """Over all workers."""
         cells = self._totals()
-        failed = totals(self._all_cells.sheets(self._failed_key)).get(
+        failed = totals(self._all_cells.blocks(self._failed_key)).get(
             self._failed_key, self._failed
         )
         return Statistics(
             last=max(
-                float(cells[call_counts.LAST]) for _, _, cells in self._all_cells.sheets(self._key)
+                float(cells[call_counts.LAST]) for _, _, cells in self._all_cells.blocks(self._key)
             ),
             requests=int(cells[call_counts.REQUESTS]),
             rows=int(cells[call_counts.ROWS]),
@@ -321,7 +321,7 @@ class ModelMetrics:
 
     def _totals(self) -> Values:
         """Over all workers."""
-        return totals(self._all_cells.sheets(self._key)).get(self._key, self._cells)
+        return totals(self._all_cells.blocks(self._key)).get(self._key, self._cells)
 
     @property
     def expert_rows(self) -> list[int]:
@@ -343,7 +343,7 @@ class ModelMetrics:
         gates = cells[call_counts.CONFIDENCE : call_counts.CONFIDENCE + call_counts.GATE_BINS]
         shadow = self.shadow
         if len(shadow):
-            shadow = totals(self._all_cells.sheets(self._shadow_key)).get(self._shadow_key, shadow)
+            shadow = totals(self._all_cells.blocks(self._shadow_key)).get(self._shadow_key, shadow)
         return np.concatenate([chosen, gates, shadow])
 
     @property
@@ -376,7 +376,7 @@ class Counted(Collector):
     """Everything that is counted in cells, summed when scraped."""
 
     def __init__(
-        self, read: Callable[[], Sequence[Sheet]], read_roster: Callable[[], WorkerTable]
+        self, read: Callable[[], Sequence[Block]], read_roster: Callable[[], WorkerTable]
     ) -> None:
         self._read = read
         self._read_roster = read_roster

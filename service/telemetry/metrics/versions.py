@@ -36,7 +36,7 @@ class VersionMetrics:
 
     def load_ended(self, model: str, result: Literal["loaded", "refused"]) -> None:
         """Only the thread that loads may say so."""
-        self._cells.sheet((LOADS, model, result), 1)[0] += 1
+        self._cells.block((LOADS, model, result), 1)[0] += 1
 
     def show_seconds(self, model: str, version: int, seconds: float) -> None:
         self._seconds.labels(model, str(version)).set(seconds)

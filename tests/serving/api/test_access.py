@@ -23,7 +23,7 @@ from service.cli.main import cli
 from service.http.app import create_app
 from service.http.auth import keys
 from service.http.auth.access import Access, Forbidden, Unauthorized
-from service.settings import AccessSettings, Settings
+from service.settings import AccessSettings, Key, Settings
 
 QUERY, ADMIN, LATER, UNKNOWN = (f"dss_{name * 20}" for name in "qaln")
 PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
@@ -376,7 +376,7 @@ def test_a_server_does_not_start_with_a_wrong_file(
 
 def test_two_keys_need_two_names() -> None:
     made = [
-        keys.Key.model_validate({"name": "a", "key": token, "scopes": ["query"]})
+        Key.model_validate({"name": "a", "key": token, "scopes": ["query"]})
         for token in (QUERY, ADMIN)
     ]
     with pytest.raises(keys.KeysWrong, match="same name"):
@@ -399,7 +399,7 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
     compared = []
     monkeypatch.setattr(keys, "compare_digest", lambda a, b: compared.append(a) or a == b)
     made = [
-        keys.Key.model_validate({"name": token, "key": token, "scopes": ["query"]})
+        Key.model_validate({"name": token, "key": token, "scopes": ["query"]})
         for token in (QUERY, ADMIN, LATER)
     ]
     ring = keys.KeyRing(made)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from service import npy
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
 from service.http import codecs
+from service.repository.model import Source
 from service.topk import Answer, Call
 
 MATRICES = arrays.arrays(
@@ -320,7 +321,7 @@ ANSWER = Answer(
 
 def test_a_json_answer_is_columnar() -> None:
     labels = np.array(["a", "b", "c"], object)
-    document = orjson.loads(codecs.encode_json(codecs.Source("m", 3, labels), ANSWER))
+    document = orjson.loads(codecs.encode_json(Source("m", 3, labels), ANSWER))
     assert document == {
         "model": "m",
         "version": 3,
@@ -333,19 +334,19 @@ def test_a_json_answer_is_columnar() -> None:
 
 
 def test_labels_are_absent_if_the_model_has_none() -> None:
-    assert "labels" not in orjson.loads(codecs.encode_json(codecs.Source("m", 3, None), ANSWER))
+    assert "labels" not in orjson.loads(codecs.encode_json(Source("m", 3, None), ANSWER))
 
 
 def test_arrays_that_are_not_contiguous_are_encoded_too() -> None:
     gates = np.array([[0.75, 9], [0.5, 9]], np.float32)[:, 0]
     answer = Answer(ANSWER.classes.T, ANSWER.log_probs.T, ANSWER.experts, gates, ANSWER.call)
-    document = orjson.loads(codecs.encode_json(codecs.Source("m", 3, None), answer))
+    document = orjson.loads(codecs.encode_json(Source("m", 3, None), answer))
     assert document["classes"] == [[2, 1], [0, 2]]
     assert document["gates"] == [0.75, 0.5]
 
 
 def test_an_npy_answer_is_read_by_numpy_without_pickle() -> None:
-    body = codecs.encode_npy(codecs.Source("m", 3, None), ANSWER)
+    body = codecs.encode_npy(Source("m", 3, None), ANSWER)
     records = np.load(io.BytesIO(body), allow_pickle=False)
     for name in ("classes", "log_probs", "experts", "gates"):
         np.testing.assert_array_equal(records[name], getattr(ANSWER, name))

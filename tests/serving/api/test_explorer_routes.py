@@ -21,7 +21,7 @@ from service.http.app import create_app
 from service.http.codecs import InvalidField, UnknownField
 from service.http.parameters import Choice, Number, Text
 from service.http.routes.aside import MOST_PRESENT, Aside, TooManySearches
-from service.repository import label_search
+from service.repository import class_index
 from service.repository.class_index import ClassIndex, ClassNotFound, ExpertNotFound, Order
 from service.settings import Settings
 
@@ -118,18 +118,18 @@ def test_the_index_of_a_served_model_shares_the_engines_memory(tiny: bundle.Bund
 
 def test_names_are_found_in_any_case_the_best_first() -> None:
     labels = np.array(["Concat", "cat", "dog", "Category", "bobCAT", "CAT"], dtype=object)
-    assert label_search.search(labels, "cat", 10) == [1, 5, 3, 0, 4]
-    assert label_search.search(labels, "cat", 3) == [1, 5, 3]
-    assert label_search.search(labels, "bird", 10) == []
-    assert label_search.search(labels, "", 2) == [0, 1]
-    assert label_search.search(np.array(["Straße"], dtype=object), "STRASSE", 1) == [0]
+    assert class_index.search_labels(labels, "cat", 10) == [1, 5, 3, 0, 4]
+    assert class_index.search_labels(labels, "cat", 3) == [1, 5, 3]
+    assert class_index.search_labels(labels, "bird", 10) == []
+    assert class_index.search_labels(labels, "", 2) == [0, 1]
+    assert class_index.search_labels(np.array(["Straße"], dtype=object), "STRASSE", 1) == [0]
 
 
 def test_names_are_found_beyond_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_search, "NAMES_AT_ONCE", 3)
+    monkeypatch.setattr(class_index, "LABELS_AT_ONCE", 3)
     labels = np.array([f"name {number}" for number in range(10)], dtype=object)
-    assert label_search.search(labels, "NAME 7", 5) == [7]
-    assert label_search.search(labels, "name", 4) == [0, 1, 2, 3]
+    assert class_index.search_labels(labels, "NAME 7", 5) == [7]
+    assert class_index.search_labels(labels, "name", 4) == [0, 1, 2, 3]
 
 
 # --- work beside the event loop ---------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_top_k_is_answered_while_somebody_searches(
         assert release.wait(30)
         return []
 
-    monkeypatch.setattr(label_search, "search", slow)
+    monkeypatch.setattr(class_index, "search_labels", slow)
     write_tiny(tmp_path / "models" / "tiny" / "1")
     app = create_app(Settings(models=tmp_path / "models"))
     with in_thread(app) as client, ThreadPoolExecutor() as threads:

@@ -110,16 +110,16 @@ def test_workers_share_whole_cpus(
     quota: int, workers: int, threads: int, tree: Callable[[Mapping[str, str]], Path]
 ) -> None:
     root = tree({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": f"{quota}000 100000"})
-    assert cpu_quota.share(workers, root, present=8) == threads
-    assert cpu_quota.whole(root, present=8) == cpu_quota.share(1, root, present=8)
+    assert cpu_quota.threads_per_worker(workers, root, present=8) == threads
+    assert cpu_quota.whole_cpus(root, present=8) == cpu_quota.threads_per_worker(1, root, present=8)
 
 
 def test_this_process_may_use_a_cpu() -> None:
-    assert 1 <= cpu_quota.whole() <= max(1, int(cpu_quota.allowed()))
+    assert 1 <= cpu_quota.whole_cpus() <= max(1, int(cpu_quota.allowed()))
 
 
 def test_one_worker_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_quota, "whole", lambda: 3)
+    monkeypatch.setattr(cpu_quota, "whole_cpus", lambda: 3)
     assert load({"workers": "auto"}).workers == 3
     assert load({"workers": "2"}).workers == Settings(workers=2).workers == 2
 

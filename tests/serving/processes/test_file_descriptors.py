@@ -39,8 +39,8 @@ def test_this_process_can_take_its_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_line_is_written_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_written_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     times: Iterator[float] = iter([100.0, 100.0, 159.0, 160.0, 160.0, 161.0])
     monkeypatch.setattr(file_descriptors, "monotonic", lambda: next(times))
-    seldom = RateLimited(60.0)
-    assert [seldom.now() for _ in range(4)] == [True, False, True, False]
+    limited = RateLimited(60.0)
+    assert [limited.allow() for _ in range(4)] == [True, False, True, False]

@@ -68,7 +68,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 def whole(group: Group, without: int | None = None) -> bool:
     """Every worker is there and answers, and the process `without` is not among them."""
-    workers = group.roster.workers
+    workers = group.table.workers
     if len(workers) < 3 or without in workers.values():
         return False
     before = group.answered("/livez", "GET")
@@ -121,7 +121,7 @@ def test_weights_are_in_memory_once(three: Group) -> None:
         assert answer.status_code == 200
         assert set(answer.json()["experts"]) == set(range(N_EXPERTS)), "not all was read"
     weights = WEIGHT_BYTES // 1024
-    processes = three.roster.workers.values()
+    processes = three.table.workers.values()
     mapped = [
         mapping
         for process in processes
@@ -143,11 +143,11 @@ def npy(rows: np.ndarray) -> bytes:
 
 
 def test_workers_share_what_the_nursery_has_imported(three: Group) -> None:
-    nursery = three.roster.nursery
+    nursery = three.table.fork_server
     assert nursery is not None
     assert len(list(Path(f"/proc/{nursery}/task").iterdir())) == 1, "only one thread may fork"
     supervisor = three.server.process.pid
-    assert {nursery, *three.roster.workers.values()} <= set(children(supervisor))
+    assert {nursery, *three.table.workers.values()} <= set(children(supervisor))
     name = "x-request-id"
     names = {httpx.get(three.server.url + "/livez").headers.get(name, "-") for _ in range(3)}
     assert len({given.rpartition("-")[0] for given in names}) == 3, "requests of two have one name"
@@ -217,9 +217,9 @@ def test_sums_are_exact_when_workers_are_killed_under_load(three: Group) -> None
     last = 0.0
     try:
         for number in range(3):
-            killed = three.roster.workers[number]
+            killed = three.table.workers[number]
             os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: three.roster.workers.get(number) != killed)  # noqa: B023
+            wait_until(lambda: three.table.workers.get(number) != killed)  # noqa: B023
             with suppress(httpx.TransportError):
                 now = counted(three)["dss_http_requests_total"]
                 assert now >= last, "a sum has fallen"
@@ -242,12 +242,12 @@ def test_sums_are_exact_when_workers_are_killed_under_load(three: Group) -> None
     assert more["dss_http_request_seconds_count"] == answers + more["not good"]
     for rows in more["dss_rows_total"], more["dss_expert_rows_total"]:
         assert ROWS * received <= rows <= ROWS * (received + lost)
-    assert three.roster.restarts == 3
+    assert three.table.restarts == 3
     assert three.total() == sum(three.answered().values())
 
 
 def test_a_stuck_worker_is_passed_over_and_then_replaced(three: Group) -> None:
-    stuck = three.roster.workers[1]
+    stuck = three.table.workers[1]
     os.kill(stuck, signal.SIGSTOP)
 
     def others_answer() -> bool:
@@ -265,20 +265,20 @@ def test_a_stuck_worker_is_passed_over_and_then_replaced(three: Group) -> None:
 
 
 def test_workers_are_replaced_though_the_nursery_died(three: Group) -> None:
-    nursery, killed = three.roster.nursery, three.roster.workers[2]
+    nursery, killed = three.table.fork_server, three.table.workers[2]
     assert nursery is not None
     os.kill(nursery, signal.SIGKILL)
-    wait_until(lambda: three.roster.nursery != nursery)
+    wait_until(lambda: three.table.fork_server != nursery)
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: whole(three, without=killed))
-    assert three.roster.nursery not in (None, nursery)
+    assert three.table.fork_server not in (None, nursery)
 
 
 # --- descriptors -----------------------------------------------------------------------------
 
 
 def test_a_thousand_idle_connections_hinder_nobody(three: Group) -> None:
-    workers = list(three.roster.workers.values())
+    workers = list(three.table.workers.values())
 
     def shares() -> list[int]:
         return [len(client_ports(worker, three.server.port)) for worker in workers]
@@ -290,7 +290,7 @@ def test_a_thousand_idle_connections_hinder_nobody(three: Group) -> None:
         ask(three, connections=6)
         assert max(shares()) - min(shares()) < IDLE / 10
     wait_until(lambda: sum(shares()) < 10)
-    assert list(three.roster.workers.values()) == workers
+    assert list(three.table.workers.values()) == workers
 
 
 def status(connection: socket.socket) -> int | None:
@@ -303,7 +303,7 @@ def status(connection: socket.socket) -> int | None:
 
 
 def test_a_worker_without_descriptors_closes_what_it_cannot_have(three: Group) -> None:
-    workers = list(three.roster.workers.values())
+    workers = list(three.table.workers.values())
     for worker in workers:
         limit_descriptors(worker, descriptors(worker) + 4)
     try:
@@ -322,7 +322,7 @@ def test_a_worker_without_descriptors_closes_what_it_cannot_have(three: Group) -
         for worker in workers:
             limit_descriptors(worker, 1000)
     wait_until(lambda: whole(three))
-    assert list(three.roster.workers.values()) == workers, "none has died of it"
+    assert list(three.table.workers.values()) == workers, "none has died of it"
 
 
 def test_a_supervisor_without_descriptors_lets_connections_wait(three: Group) -> None:
@@ -365,14 +365,14 @@ def test_a_full_disk_fails_no_request_and_hinders_no_heir(models: Path, tmp_path
             assert httpx.get(server.url + "/metrics").status_code == 200
         ask(two, connections=4)
         assert two.total() == 6
-        killed = two.roster.workers[0]
+        killed = two.table.workers[0]
         os.kill(killed, signal.SIGKILL)
         (small / "large").unlink()  # the list of workers needs room; what is counted does not
-        wait_until(lambda: two.roster.workers.get(0) not in (None, killed))
+        wait_until(lambda: two.table.workers.get(0) not in (None, killed))
         ask(two, connections=4)
         assert two.total() == 10
     log = server.log.read_text()
-    assert 1 <= log.count("counts something for itself, since there is no room") <= 2
+    assert 1 <= log.count("keeps some counters to itself, since there is no room") <= 2
     assert "Traceback" not in log
 
 
@@ -397,7 +397,7 @@ def test_a_signal_to_every_process_counts_once_and_requests_finish(
                 b"Content-Length: %d\r\n\r\n" % len(body)
             )
             supervisor = two.server.process.pid
-            for process in (*two.roster.workers.values(), two.roster.nursery, supervisor):
+            for process in (*two.table.workers.values(), two.table.fork_server, supervisor):
                 assert process is not None
                 os.kill(process, signal.SIGTERM)
             two.server.wait_for("/readyz", 503)
@@ -421,13 +421,13 @@ def test_process_1_takes_care_of_orphans_and_obeys_signals(models: Path, tmp_pat
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with group(models, tmp_path, inside=inside) as two:
         (supervisor,) = children(two.server.process.pid)
-        assert two.roster.supervisor == 1
+        assert two.table.supervisor == 1
         subprocess.run(
             ["nsenter", f"--target={supervisor}", "--pid", "sh", "-c", "sleep 0.01 & exit"],
             check=True,
         )
         os.kill(next(iter(workers_of(supervisor))), signal.SIGKILL)
-        wait_until(lambda: two.roster.restarts == 1 and len(two.roster.workers) == 2)
+        wait_until(lambda: two.table.restarts == 1 and len(two.table.workers) == 2)
         ask(two, connections=4)
         wait_until(lambda: all(alive(child) for child in children(supervisor)))
         assert len(children(supervisor)) == 3

@@ -46,7 +46,7 @@ def test_every_worker_shows_the_totals(two: Group) -> None:
     before = two.total()
     ask(two, connections=5, times=4)
     assert two.total() == before + 20 == sum(two.answered().values())
-    rows = [expert_rows(two) for _ in two.roster.workers]
+    rows = [expert_rows(two) for _ in two.table.workers]
     assert rows[0] == rows[1]
     assert sum(rows[0]) == 2 * two.total()
 
@@ -72,13 +72,13 @@ def test_the_group_is_shown_as_one_process(two: Group) -> None:
 def test_a_killed_worker_is_replaced_and_its_counts_stay(models: Path, tmp_path: Path) -> None:
     with group(models, tmp_path) as two:
         ask(two, connections=4, times=2)
-        killed = two.roster.workers[0]
+        killed = two.table.workers[0]
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: two.roster.workers.get(0) != killed)
+        wait_until(lambda: two.table.workers.get(0) != killed)
         ask(two, connections=4)  # by the other worker, or by the new one
         assert two.total() == 12
-        wait_until(lambda: 0 in two.roster.workers)
-        assert two.roster.restarts == 1
+        wait_until(lambda: 0 in two.table.workers)
+        assert two.table.restarts == 1
         assert httpx.get(two.server.url + "/readyz").status_code == 200
 
         def both_answer() -> bool:
@@ -94,7 +94,7 @@ def test_sigterm_fails_readiness_first_and_ends_everything_with_0(
     models: Path, tmp_path: Path
 ) -> None:
     with group(models, tmp_path, "--drain-seconds", "2") as two:
-        processes = list(two.roster.workers.values())
+        processes = list(two.table.workers.values())
         two.server.process.send_signal(signal.SIGTERM)
         two.server.wait_for("/readyz", 503)
         ask(two, connections=2)
@@ -113,7 +113,7 @@ def test_a_second_signal_ends_the_drain(models: Path, tmp_path: Path) -> None:
 
 def test_workers_do_not_outlive_the_supervisor(models: Path, tmp_path: Path) -> None:
     with group(models, tmp_path) as two:
-        processes = list(two.roster.workers.values())
+        processes = list(two.table.workers.values())
         two.server.process.kill()
         wait_until(lambda: not any(alive(process) for process in processes))
         wait_until(lambda: not two.folder.exists())

@@ -6,43 +6,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.shared_state.counters import Counters, LocalCounters, SharedCounters, Sheet, totals
+from service.shared_state.counters import Block, Counters, LocalCounters, SharedCounters, totals
 
 KEY = ("http", "/models/{name}/topk", "POST", "200")
 
 
 def test_a_sheet_is_made_once() -> None:
     cells = LocalCounters()
-    cells.sheet(KEY, 3)[1] += 2
-    cells.sheet(("other",), 1)
-    assert cells.sheet(KEY, 3).tolist() == [0, 2, 0]
-    assert [sheet.key for sheet in cells.sheets()] == [KEY, ("other",)]
-    assert [sheet.values.tolist() for sheet in cells.sheets(KEY)] == [[0, 2, 0]]
+    cells.block(KEY, 3)[1] += 2
+    cells.block(("other",), 1)
+    assert cells.block(KEY, 3).tolist() == [0, 2, 0]
+    assert [sheet.key for sheet in cells.blocks()] == [KEY, ("other",)]
+    assert [sheet.values.tolist() for sheet in cells.blocks(KEY)] == [[0, 2, 0]]
 
 
 def test_what_one_worker_writes_all_read_at_once(tmp_path: Path) -> None:
     one, other = SharedCounters(tmp_path, 0), SharedCounters(tmp_path, 1)
-    mine = one.sheet(KEY, 2)
+    mine = one.block(KEY, 2)
     mine[0] = 7
-    (found,) = other.sheets()
+    (found,) = other.blocks()
     assert (found.worker, found.key, found.values.tolist()) == (0, KEY, [7, 0])
     mine[1] = 0.5
-    assert [sheet.values.tolist() for sheet in other.sheets(KEY)] == [[7, 0.5]]
+    assert [sheet.values.tolist() for sheet in other.blocks(KEY)] == [[7, 0.5]]
 
 
 @pytest.mark.parametrize("label", ["", "a" * 300, "../../é\n\"'", "x", "xy", "xyz"])
 def test_any_label_is_kept_and_cells_are_aligned(tmp_path: Path, label: str) -> None:
     cells = SharedCounters(tmp_path, 3)
-    values = cells.sheet(("rejected", label), 1)
+    values = cells.block(("rejected", label), 1)
     values[0] = 1
     assert values.flags.aligned
-    assert [sheet.key for sheet in cells.sheets()] == [("rejected", label)]
-    (read,) = SharedCounters(tmp_path, 4).sheets(("rejected", label))
+    assert [sheet.key for sheet in cells.blocks()] == [("rejected", label)]
+    (read,) = SharedCounters(tmp_path, 4).blocks(("rejected", label))
     assert read.values[0] == 1
 
 
 def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
-    SharedCounters(tmp_path, 0).sheet(KEY, 2)[:] = (1, 2)
+    SharedCounters(tmp_path, 0).block(KEY, 2)[:] = (1, 2)
     (path,) = tmp_path.iterdir()
     line, cells = path.read_bytes().split(b"\n", 1)
     assert tuple(json.loads(line)) == KEY
@@ -50,43 +50,43 @@ def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_a_worker_goes_on_in_the_files_of_the_dead_one(tmp_path: Path) -> None:
-    SharedCounters(tmp_path, 0).sheet(KEY, 2)[:] = (1, 2)
+    SharedCounters(tmp_path, 0).block(KEY, 2)[:] = (1, 2)
     heir = SharedCounters(tmp_path, 0)
-    heir.sheet(KEY, 2)[0] += 1
-    assert [sheet.values.tolist() for sheet in heir.sheets()] == [[2, 2]]
+    heir.block(KEY, 2)[0] += 1
+    assert [sheet.values.tolist() for sheet in heir.blocks()] == [[2, 2]]
 
 
 def test_a_sheet_may_need_more_cells_than_the_dead_ones(tmp_path: Path) -> None:
-    SharedCounters(tmp_path, 0).sheet(KEY, 1)[0] = 1
-    assert SharedCounters(tmp_path, 0).sheet(KEY, 3).tolist() == [1, 0, 0]
+    SharedCounters(tmp_path, 0).block(KEY, 1)[0] = 1
+    assert SharedCounters(tmp_path, 0).block(KEY, 3).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_dropped_sheet_is_gone_and_may_come_again(tmp_path: Path, shared: bool) -> None:
     cells: Counters = SharedCounters(tmp_path, 0) if shared else LocalCounters()
-    values = cells.sheet(KEY, 2)
+    values = cells.block(KEY, 2)
     values[0] = 1
-    cells.sheet(("other",), 1)
+    cells.block(("other",), 1)
     cells.drop(KEY)
     cells.drop(("never there",))
     values[1] = 1  # whoever still holds it may go on
-    assert [sheet.key for sheet in cells.sheets()] == [("other",)]
-    assert cells.sheet(KEY, 2).tolist() == [0, 0]
+    assert [sheet.key for sheet in cells.blocks()] == [("other",)]
+    assert cells.block(KEY, 2).tolist() == [0, 0]
 
 
 def test_dropping_leaves_what_other_workers_counted(tmp_path: Path) -> None:
     one, other = SharedCounters(tmp_path, 0), SharedCounters(tmp_path, 1)
-    one.sheet(KEY, 1)[0] = 1
-    other.sheet(KEY, 1)[0] = 2
+    one.block(KEY, 1)[0] = 1
+    other.block(KEY, 1)[0] = 2
     one.drop(KEY)
-    assert [(sheet.worker, sheet.values.tolist()) for sheet in one.sheets()] == [(1, [2])]
+    assert [(sheet.worker, sheet.values.tolist()) for sheet in one.blocks()] == [(1, [2])]
 
 
 def test_a_sheet_that_goes_while_all_are_read_is_passed_over(tmp_path: Path) -> None:
     one, other = SharedCounters(tmp_path, 0), SharedCounters(tmp_path, 1)
-    one.sheet(("a",), 1)
-    one.sheet(("b",), 1)
-    reading = other.sheets()
+    one.block(("a",), 1)
+    one.block(("b",), 1)
+    reading = other.blocks()
     first = next(reading)
     one.drop(("a",))
     one.drop(("b",))
@@ -98,7 +98,7 @@ def test_without_room_a_worker_counts_for_itself_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = SharedCounters(tmp_path, 0), SharedCounters(tmp_path, 1)
-    one.sheet(("before",), 1)[0] = 1
+    one.block(("before",), 1)[0] = 1
 
     def full(path: Path, content: bytes) -> int:
         del content
@@ -107,24 +107,24 @@ def test_without_room_a_worker_counts_for_itself_and_says_so_once(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(Path, "write_bytes", full)
-        one.sheet(KEY, 2)[:] = (1, 2)
-        one.sheet(("another",), 1)[0] = 3
+        one.block(KEY, 2)[:] = (1, 2)
+        one.block(("another",), 1)[0] = 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "No space left on device" in caplog.text
-    one.sheet(KEY, 2)[0] += 1
-    assert [sheet.values.tolist() for sheet in one.sheets(KEY)] == [[2, 2]]
-    assert {sheet.key for sheet in one.sheets()} == {("before",), KEY, ("another",)}
-    assert {sheet.key for sheet in other.sheets()} == {("before",)}
+    one.block(KEY, 2)[0] += 1
+    assert [sheet.values.tolist() for sheet in one.blocks(KEY)] == [[2, 2]]
+    assert {sheet.key for sheet in one.blocks()} == {("before",), KEY, ("another",)}
+    assert {sheet.key for sheet in other.blocks()} == {("before",)}
     assert len(list(tmp_path.iterdir())) == 1, "no unfinished file is left"
     one.drop(KEY)
-    assert list(one.sheets(KEY)) == []
+    assert list(one.blocks(KEY)) == []
 
 
 def test_room_is_taken_before_cells_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mapped page for which there is no block on the disk would end the process."""
-    SharedCounters(tmp_path, 0).sheet(KEY, 1)[0] = 1
+    SharedCounters(tmp_path, 0).block(KEY, 1)[0] = 1
     (path,) = tmp_path.iterdir()
     before = path.stat().st_size
 
@@ -135,17 +135,17 @@ def test_room_is_taken_before_cells_are_written(
 
     monkeypatch.setattr("os.posix_fallocate", full)
     heir = SharedCounters(tmp_path, 0)
-    heir.sheet(KEY, 1000)[999] = 5
+    heir.block(KEY, 1000)[999] = 5
     assert path.stat().st_size == before
-    assert [sheet.values.sum() for sheet in heir.sheets()] == [1, 5], "what was counted stays"
+    assert [sheet.values.sum() for sheet in heir.blocks()] == [1, 5], "what was counted stays"
 
 
 def test_totals_are_by_key() -> None:
     sheets = [
-        Sheet(0, ("a",), np.array([1.0])),
-        Sheet(0, ("b",), np.array([5.0])),
-        Sheet(1, ("a",), np.array([2.0, 3.0])),
-        Sheet(2, ("a",), np.array([4.0])),
+        Block(0, ("a",), np.array([1.0])),
+        Block(0, ("b",), np.array([5.0])),
+        Block(1, ("a",), np.array([2.0, 3.0])),
+        Block(2, ("a",), np.array([4.0])),
     ]
     assert {key: values.tolist() for key, values in totals(sheets).items()} == {
         ("a",): [7, 3],
