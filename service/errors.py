@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class Kind(Enum):
-    """What a failure is to the client that caused or met it; `http/problems.py` has a status for each."""
+    """What a failure is to a client; `http/problems.py` has a status for each."""
 
     BAD_REQUEST = auto()  # it cannot be read, or asks for what this server does not have
     UNAUTHENTICATED = auto()

@@ -222,6 +222,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     workers: PositiveInt = 1  # processes that answer, each with its own engines; auto: one a CPU
+    # Answers requests whose head is known byte for byte without parsing it; off: as uvicorn does.
+    head_cache: bool = True
     stuck_seconds: PositiveFloat = 10.0  # a process whose event loop stands still is ended
     workers_folder: Path | None = None  # of the counts that workers share; None: in memory
     log_level: Literal["debug", "info", "warning", "error"] = "info"

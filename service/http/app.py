@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -14,26 +14,30 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.bundle import snapshots
 from service.bundle.snapshots import SharedSnapshots, Snapshot
 from service.engine import Engine
 from service.errors import DSSError
-from service.http import openapi, problems
+from service.http import openapi, problems, query, schemas
 from service.http.auth.access import Access
 from service.http.auth.tls import Tls
-from service.http.inference import handler, request
-from service.http.inference.handler import NativeHandler
-from service.http.inference.protocol import InferenceProtocol, protocol
+from service.http.inference import asgi, routes
+from service.http.inference.connection.fast_answers import connection_class
+from service.http.inference.handler import InferenceHandler
+from service.http.inference.native import NativeHandler
+from service.http.inference.routes import Protocol
 from service.http.inference.v2 import V2Handler
-from service.http.middleware import cors
 from service.http.middleware.authorize import Authorize
-from service.http.middleware.browser import SecurityHeaders
+from service.http.middleware.browser import SecurityHeaders, cors_options
 from service.http.middleware.observe import ObserveRequests
-from service.http.routes import docs, explorer, models, page
+from service.http.routes import docs, explorer, models, operations, page, topk
 from service.http.state import AppState
+from service.http.v2 import infer as v2_infer
 from service.http.v2 import models as v2_models
 from service.http.v2 import repository as v2_repository
+from service.http.v2 import schemas as v2_schemas
 from service.http.v2 import settings as v2_settings
 from service.repository.catalog import Repository
 from service.repository.desired_state import DesiredStateStore, LocalStateStore, SharedStateStore
@@ -52,29 +56,28 @@ logger = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """FastAPI, but for the hot paths, which never reach it."""
+    """FastAPI, but for inference requests, which never reach it."""
 
-    topk: NativeHandler
-    infer: V2Handler
-    protocol: type[InferenceProtocol]  # for uvicorn's `http`
+    handlers: Mapping[Protocol, InferenceHandler[Any]]
+    connection: type[HttpToolsProtocol]  # for uvicorn's `http`
     tls: Tls | None
     log_level: LogLevel
-    outermost: ASGIApp  # `answer`, or CORS around it
+    outermost: ASGIApp  # `dispatch`, or CORS around it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.outermost(scope, receive, send)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
-            place = handler.place(scope["path"])
+            place = routes.find(scope["path"])
             if place is not None:
-                path = self.topk if place.native else self.infer
-                await request.answer(path, place, scope, receive, send)
+                handler = self.handlers[place.route.protocol]
+                await asgi.answer(handler, place, scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
 
     async def refresh(self, *, now: bool = False) -> None:
-        """Read keys and certificates again, if their files have changed or in any case."""
+        """Reads keys and certificates again, if their files have changed or in any case."""
         self.log_level.follow()
         await self.state.service.access.refresh(now=now)
         if self.tls is not None:
@@ -101,11 +104,11 @@ def create_app(
             cpus=cpu_quota.threads_per_worker(settings.workers),
         )
     repository = Repository(settings.default_model)
-    keeper = _keeper(settings, metrics, repository, engine_factory, shared)
+    manager = _manager(settings, metrics, repository, engine_factory, shared)
     access = Access(settings.access, metrics.denied, metrics.keys_reload_failed.set)
-    journal = logging_and_tracing(settings)
+    recorder = logging_and_tracing(settings)
     logging_setup.count_dropped(metrics.log_lines_dropped)
-    state = AppState(settings, metrics, repository, keeper, access, journal)
+    state = AppState(settings, metrics, repository, manager, access, recorder)
 
     app = Application(
         title="Doubly sparse softmax",
@@ -115,24 +118,28 @@ def create_app(
         redoc_url=None,
         docs_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        # It would trace its own routes beside us; the journal traces all of them.
+        # FastAPI would trace its own routes too; the recorder traces all requests.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = state
     app.log_level = LogLevel(metrics.cells)
     app.tls = Tls(settings.tls, metrics.tls_reload_failed.set) if settings.tls.cert else None
-    crossing = cors.options(settings.cors)
-    app.outermost = app.answer if crossing is None else CORSMiddleware(app.answer, **crossing)
+    crossing = cors_options(settings.cors)
+    app.outermost = app.dispatch if crossing is None else CORSMiddleware(app.dispatch, **crossing)
     app.add_middleware(Authorize, access=access)
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(ObserveRequests, metrics=metrics, journal=journal)
+    app.add_middleware(ObserveRequests, metrics=metrics, recorder=recorder)
     problems.add_handlers(app)
-    app.topk, app.infer = NativeHandler(state), V2Handler(state)
-    repository.on_switch += [app.topk.refresh, app.infer.refresh]
-    app.protocol = protocol(app.topk, app.infer)
+    query.add_handler(app)
+    app.handlers = {"native": NativeHandler(state), "v2": V2Handler(state)}
+    repository.on_switch += [handler.refresh for handler in app.handlers.values()]
+    app.connection = connection_class(state, app.handlers)
+    topk.add_routes(app)
     models.add_routes(app, state)
+    operations.add_routes(app, state)
     explorer.add_routes(app, state)
     v2_models.add_routes(app, state)
+    v2_infer.add_routes(app)
     v2_repository.add_routes(app, state)
     v2_settings.add_routes(app, state, app.log_level)
     docs.add_routes(app)
@@ -145,24 +152,24 @@ def create_app(
 async def _lifespan(app: Application) -> AsyncIterator[None]:
     """Models are loaded beside the server, so that /livez answers from the first moment."""
     state: AppState = app.state.service
-    keeping = asyncio.create_task(_keep(state))
+    managing = asyncio.create_task(_manage_models(state))
     watching = asyncio.create_task(file_watch.every_second(app.refresh))
-    noting = asyncio.create_task(file_watch.every_second(partial(_note_counts, state.metrics)))
+    updating = asyncio.create_task(file_watch.every_second(partial(_update_drift, state.metrics)))
     yield
     watching.cancel()
-    noting.cancel()
+    updating.cancel()
     state.draining = True
-    state.keeper.stop()
-    await keeping
-    await state.keeper.close()
-    await asyncio.to_thread(state.journal.close)
+    state.manager.stop()
+    await managing
+    await state.manager.close()
+    await asyncio.to_thread(state.recorder.close)
 
 
-async def _note_counts(metrics: Metrics) -> None:
+async def _update_drift(metrics: Metrics) -> None:
     metrics.look(monotonic())
 
 
-def _keeper(
+def _manager(
     settings: Settings,
     metrics: Metrics,
     repository: Repository,
@@ -188,9 +195,9 @@ def _keeper(
     )
 
 
-async def _keep(state: AppState) -> None:
+async def _manage_models(state: AppState) -> None:
     try:
-        await state.keeper.run()
+        await state.manager.run()
     except DSSError as error:
         logger.error("%s", error)
         state.load_failed = True
@@ -201,17 +208,18 @@ async def _keep(state: AppState) -> None:
 
 def _document(app: FastAPI, state: AppState) -> None:
     """/openapi.json is built when first asked for, with an example from the default model."""
+    described = (*schemas.DESCRIBED, *v2_schemas.DESCRIBED)
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             if not state.repository.loaded:
-                return openapi.build(app, None)
+                return openapi.build(app, described, None)
             try:
-                shown = openapi.example(state.repository.get())
+                example = openapi.example(state.repository.get())
             except Exception:
                 logger.warning("The API is documented without an example.", exc_info=True)
-                return openapi.build(app, None)
-            app.openapi_schema = openapi.build(app, shown)
+                return openapi.build(app, described, None)
+            app.openapi_schema = openapi.build(app, described, example)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]

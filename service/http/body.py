@@ -46,9 +46,13 @@ async def read_body(
     receive: Receive, announced: bytes | None, limits: Limits, budget: ByteBudget
 ) -> bytes:
     """Refuses a body as soon as it is known to be too large, whatever its head announced."""
-    if announced is not None and announced.isdigit() and int(announced[:20]) > limits.max_body_bytes:
+    if (
+        announced is not None
+        and announced.isdigit()
+        and int(announced[:20]) > limits.max_body_bytes
+    ):
         raise _too_large(limits)
-    chunks = []
+    chunks: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(limits.body_seconds):

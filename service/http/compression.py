@@ -2,8 +2,8 @@
 
 A body is never let grow beyond the limit that one sent plainly has. An answer is compressed only
 for a client that names one coding and nothing else, as `tritonclient` does if told to: compressing
-costs more than computing the answer, and HTTP libraries send lists of codings by themselves, without
-their user's asking for it.
+costs more than computing the answer, and HTTP libraries send lists of codings by
+themselves, whether their user wants it or not.
 """
 
 import re

@@ -8,7 +8,6 @@ from service.errors import DSSError, Kind
 from service.http.state import AppState
 from service.repository.catalog import Loading, ModelNotFound, VersionNotFound
 
-
 PROBES = {"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"}
 
 

@@ -162,3 +162,7 @@ class Matrix(BaseModel):
 
 class Health(BaseModel):
     status: str = Field(default="ok", examples=["ok"])
+
+
+# Of bodies that routes read by themselves, so that FastAPI does not find them.
+DESCRIBED = (TopKRequest, TopKAnswer, Problem, LabelRequest)

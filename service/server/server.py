@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http=app.protocol,
+                http=app.connection,
                 ws="none",
                 lifespan="on",
                 log_config=None,

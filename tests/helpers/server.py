@@ -83,7 +83,7 @@ def in_thread(
     config = uvicorn.Config(
         app,
         port=port,
-        http=app.protocol,
+        http=app.connection,
         log_config=None,
         access_log=access_log,
         timeout_keep_alive=timeout_keep_alive,

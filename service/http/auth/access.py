@@ -89,25 +89,35 @@ class Access:
 
     def check(self, needed: Needs, headers: Iterable[Header]) -> None:
         """Raises Unauthorized or Forbidden unless the headers carry a key with what is needed."""
+        refusal = self._refusal(needed, headers)
+        if refusal is not None:
+            reason, error = refusal
+            self._denied(reason)
+            raise error
+
+    def allows(self, needed: Needs, headers: Iterable[Header]) -> bool:
+        """Whether `check` would pass; a refusal is not counted."""
+        return self._refusal(needed, headers) is None
+
+    def _refusal(
+        self, needed: Needs, headers: Iterable[Header]
+    ) -> tuple[str, Unauthorized | Forbidden] | None:
         scope = self._scope(needed)
         if scope is None:
-            return
+            return None
         if not self.closed:
             if scope == "admin" and not self._settings.open_admin:
-                self._denied("no_keys_configured")
-                raise Forbidden(NO_ADMIN)
-            return
+                return "no_keys_configured", Forbidden(NO_ADMIN)
+            return None
         presented = [value for name, value in headers if name == b"authorization"]
         if not presented:
-            self._denied("no_key")
-            raise Unauthorized(NO_KEY)
+            return "no_key", Unauthorized(NO_KEY)
         key = self._find(presented)
         if key is None:
-            self._denied("unknown_key")
-            raise Unauthorized(UNKNOWN_KEY)
+            return "unknown_key", Unauthorized(UNKNOWN_KEY)
         if not key.may(scope):
-            self._denied("scope")
-            raise Forbidden(f"The key {key.name!r} does not have the scope {scope}.")
+            return "scope", Forbidden(f"The key {key.name!r} does not have the scope {scope}.")
+        return None
 
     def _scope(self, needed: Needs) -> Scope | None:
         if needed == "metrics":

@@ -17,7 +17,6 @@ from service.topk import Answered, QueueFull
 
 logger = logging.getLogger(__name__)
 
-SMALL_BODY = 65_536  # bytes, as announced: it is read even if there is no room to answer it
 LINGER_SECONDS = 1.0
 # Failures that do not wait for the rest of a body, which may be long or never come.
 LEAVE_BODY = (QueueFull, BodyTimeout, BodyTooLarge, TooManyBytes)
@@ -32,15 +31,14 @@ async def answer(
         state.access.check(NEEDS, headers)
         request.find_model()
         head = handler.read_request_head(headers, scope["query_string"])
-        if not _is_small(head.length):
-            request.admit()
+        request.admit()
         body = await read_body(receive, head.length, state.settings.limits, state.budget)
     except ClientDisconnect:
         logger.debug("A client left before its request was complete.")
         return
     except Exception as error:
         outcome = request.fail(error)
-        if isinstance(error, LEAVE_BODY):
+        if isinstance(error, LEAVE_BODY) and not await _body_has_arrived(receive):
             await _send_early(outcome, receive, send)
         else:
             await _send(outcome, send)
@@ -56,8 +54,12 @@ async def answer(
     await _send(outcome, send)
 
 
-def _is_small(announced: bytes | None) -> bool:
-    return announced is not None and announced.isdigit() and int(announced[:20]) <= SMALL_BODY
+async def _body_has_arrived(receive: Receive) -> bool:
+    try:
+        async with asyncio.timeout(0):
+            return not (await receive()).get("more_body", False)
+    except TimeoutError:
+        return False
 
 
 async def _settled(pending: "asyncio.Future[Answered]", receive: Receive) -> bool:
@@ -73,8 +75,11 @@ async def _settled(pending: "asyncio.Future[Answered]", receive: Receive) -> boo
 
 
 async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """After the body nothing else can come; a server may repeat an empty end of it."""
+    for _ in range(2):
+        if (await receive())["type"] == "http.disconnect":
+            return
+    await asyncio.get_running_loop().create_future()
 
 
 async def _send(outcome: Outcome, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What an inference protocol must say: how its request heads, bodies and answers are read and written.
+"""What an inference protocol must do: read request heads and bodies, write answers.
 
 `native.py` and `v2.py` are the two protocols; `request.py` takes a request from step to step. They
 stand before FastAPI, because a framework's route costs more than an expert. What a path, some

@@ -1,7 +1,7 @@
 """One inference request, from its head to its answer: the same steps whichever way it came.
 
-`asgi.py` brings requests as ASGI does; `connection/fast_answers.py` brings those whose head is known
-already. Nothing is awaited here.
+`asgi.py` brings requests as ASGI does; `connection/fast_answers.py` brings those whose head is
+known already. Nothing is awaited here.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The inference routes, in one table: dispatch, documentation, access and method errors follow it."""
+"""The table of inference routes; dispatch, documentation, access and method errors follow it."""
 
 import re
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def find(path: str) -> Place | None:
     return None
 
 
-def declare(app: FastAPI, protocol: Protocol, **documentation: Any) -> None:  # noqa: ANN401
+def declare(app: FastAPI, protocol: Protocol, **documentation: Any) -> None:
     """Tells FastAPI of the routes: for /openapi.json, and to answer other methods with 405."""
     for route in ROUTES:
         if route.protocol == protocol:

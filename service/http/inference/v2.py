@@ -79,7 +79,9 @@ class V2Handler(InferenceHandler[InferHead]):
 
     def read_body(self, head: InferHead, body: bytes) -> Asked:
         if head.body_coding is not None:
-            body = compression.expand(body, head.body_coding, self.state.settings.limits.max_body_bytes)
+            body = compression.expand(
+                body, head.body_coding, self.state.settings.limits.max_body_bytes
+            )
         request, hidden = decode(body, head.json_length)
         media_type = codecs.NPY if request.data is None else codecs.JSON
         return Asked(hidden, request.k, request.experts, media_type, request, request.seconds)
@@ -249,7 +251,9 @@ def encode(model: Model, request: InferRequest, answer: Answered) -> tuple[bytes
         head = _binary_head(model.name, model.version, request.outputs, rows, k)
     else:
         head = _head(model.name, model.version, request.outputs, rows, k, request.id, answer)
-    tensors = [getattr(answer, output.name).tobytes() for output in request.outputs if output.binary]
+    tensors = [
+        getattr(answer, output.name).tobytes() for output in request.outputs if output.binary
+    ]
     return b"".join((head, *tensors)), len(head)
 
 

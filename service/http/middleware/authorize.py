@@ -1,4 +1,4 @@
-"""Lets a request pass if its sender may make it. Each route says what it needs (`auth/access.py`)."""
+"""Lets a request pass if its key has what the route needs (`auth/access.py`)."""
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Match

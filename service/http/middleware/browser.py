@@ -1,11 +1,16 @@
-"""Headers that tell a browser to trust nothing but what this server meant.
+"""What browsers are told: what to trust on a page, and which other origins may ask.
 
-They stand on every answer but those of the hot paths, which no browser shows.
+The security headers stand on every answer but those to inference requests, which no browser shows.
 """
+
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.settings import CorsSettings
+
+PREFLIGHT_SECONDS = 600
 NOTHING = "default-src 'none'; frame-ancestors 'none'"
 # For pages: only what this server itself serves. Pictures in style sheets may be inline.
 PAGE = (
@@ -42,3 +47,34 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, sending)
+
+
+def cors_options(settings: CorsSettings) -> dict[str, Any] | None:
+    """For Starlette's CORSMiddleware: which pages of other origins may ask; None if none may.
+
+    Keys are sent in a header of the page's own making, never as cookies, so no credentials.
+    """
+    if not settings.origins:
+        return None
+    return {
+        "allow_origins": settings.origins,
+        "allow_methods": ("GET", "POST", "PUT", "DELETE"),
+        "allow_headers": (
+            "Accept",
+            "Authorization",
+            "Content-Type",
+            "DSS-Timeout",
+            "Inference-Header-Content-Length",
+            "traceparent",
+            "tracestate",
+            "X-Request-Id",
+        ),
+        "expose_headers": (
+            "DSS-Model",
+            "DSS-Model-Version",
+            "Inference-Header-Content-Length",
+            "Retry-After",
+            "X-Request-Id",
+        ),
+        "max_age": PREFLIGHT_SECONDS,
+    }

@@ -1,4 +1,4 @@
-"""Observes the requests that FastAPI's routes answer; a failure nobody has foreseen becomes a 500."""
+"""Observes the requests that FastAPI's routes answer; makes an unforeseen failure a 500."""
 
 import logging
 from time import perf_counter

@@ -5,36 +5,65 @@ Each stands under /models/{name}, for the version that answers when none is name
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
-from fastapi import Depends, FastAPI, Path, Request
+from fastapi import Depends, FastAPI, Path, Query
 from fastapi.responses import Response
 from numpy.typing import NDArray
+from pydantic import Field
 
-from service.http import openapi, parameters, schemas
-from service.http.parameters import Choice, Number, Text
-from service.http.routes.aside import Aside
+from service.http import openapi, schemas
+from service.http.query import ONCE, QueryParameters, Whole
+from service.http.routes.searches import Searches
 from service.http.state import AppState
 from service.repository import class_index
 from service.repository.model import Model
 
 Choose = Callable[..., Any]  # a dependency that finds the model
 
-OFFSET = Number("offset", "How many to leave out at the beginning.", 0, 0)
-CLASSES_LIMIT = Number("limit", "How many classes to answer with.", 100, 1, 1000)
-SAMPLES_LIMIT = Number("limit", "How many samples to answer with.", 8, 1, 64)
-FOUND_LIMIT = Number("limit", "How many classes to answer with.", 20, 1, 100)
-SEARCH = Text("search", "A part of a class's name, in upper or lower case, or a class's id.", 256)
-ROWS = Number(
-    "rows", "At most so many rows: with more experts, a row stands for some.", 128, 1, 512
-)
-COLUMNS = Number("columns", "At most so many columns: each stands for some classes.", 256, 1, 512)
-ORDER = Choice(
-    "order", "Experts by their number, or by where the classes lie that they hold.",
-    ("number", "class"),
-)  # fmt: skip
+Offset = Annotated[Whole, Field(ge=0, description="How many to leave out at the beginning.")]
+N_CLASSES = "How many classes to answer with."
+
+
+class ClassesPage(QueryParameters):
+    offset: Offset = 0
+    limit: Whole = Field(100, ge=1, le=1000, description=N_CLASSES)
+
+
+class SamplesPage(QueryParameters):
+    offset: Offset = 0
+    limit: Whole = Field(8, ge=1, le=64, description="How many samples to answer with.")
+
+
+class Search(QueryParameters):
+    search: str = Field(
+        "",
+        max_length=256,
+        description="A part of a class's name, in upper or lower case, or a class's id.",
+    )
+    limit: Whole = Field(20, ge=1, le=100, description=N_CLASSES)
+
+
+class MatrixSize(QueryParameters):
+    rows: Whole = Field(
+        128,
+        ge=1,
+        le=512,
+        description="At most so many rows: with more experts, a row stands for some.",
+    )
+    columns: Whole = Field(
+        256,
+        ge=1,
+        le=512,
+        description="At most so many columns: each stands for some classes.",
+    )
+    order: Literal["number", "class"] = Field(
+        "number",
+        description="Experts by their number, or by where the classes lie that they hold.",
+    )
+
 
 WHOLE = {"type": "integer", "minimum": 0}
 ExpertNumber = Annotated[str, Path(description="An expert, from 0", json_schema_extra=WHOLE)]
@@ -50,12 +79,12 @@ def add_routes(app: FastAPI, state: AppState) -> None:
     async def one(name: str, version: str) -> Model:
         return repository.get(name, version)
 
-    aside = Aside()
+    searches = Searches()
     for at, choose in (("/models/{name}", newest), ("/models/{name}/versions/{version}", one)):
         _add_experts(app, at, choose)
         _add_samples(app, at, choose)
-        _add_classes(app, at, choose, aside)
-        _add_matrix(app, at, choose, aside)
+        _add_classes(app, at, choose, searches)
+        _add_matrix(app, at, choose, searches)
 
 
 def _add_experts(app: FastAPI, at: str, choose: Choose) -> None:
@@ -68,22 +97,23 @@ def _add_experts(app: FastAPI, at: str, choose: Choose) -> None:
         f"{at}/experts/{{expert}}/classes",
         tags=["models"],
         responses=openapi.problem_responses(404, 422, 503),
-        openapi_extra=parameters.described(OFFSET, CLASSES_LIMIT),
+        dependencies=ONCE,
     )
     async def expert_classes(
-        model: Annotated[Model, Depends(choose)], expert: ExpertNumber, request: Request
+        model: Annotated[Model, Depends(choose)],
+        expert: ExpertNumber,
+        page: Annotated[ClassesPage, Query()],
     ) -> schemas.ExpertClasses:
         """The classes that an expert holds, in the order of their ids."""
-        offset, limit = _asked(request, OFFSET, CLASSES_LIMIT)
         number = model.index.expert(expert)
         held = model.index.held(number)
-        classes = held[offset : offset + limit]
+        classes = held[page.offset : page.offset + page.limit]
         return schemas.ExpertClasses(
             model=model.name,
             version=model.version,
             expert=number,
             total=len(held),
-            offset=offset,
+            offset=page.offset,
             classes=classes.tolist(),
             labels=_labels(model, classes),
         )
@@ -95,38 +125,38 @@ def _add_samples(app: FastAPI, at: str, choose: Choose) -> None:
         tags=["models"],
         response_model=schemas.Samples,
         responses=openapi.problem_responses(404, 422, 503),
-        openapi_extra=parameters.described(OFFSET, SAMPLES_LIMIT),
+        dependencies=ONCE,
     )
-    async def samples(model: Annotated[Model, Depends(choose)], request: Request) -> Response:
+    async def samples(
+        model: Annotated[Model, Depends(choose)], page: Annotated[SamplesPage, Query()]
+    ) -> Response:
         """Hidden vectors to try a model with, which its bundle carries; there may be none."""
-        offset, limit = _asked(request, OFFSET, SAMPLES_LIMIT)
         rows = _finite(model)
         return _json(
             model,
             total=len(rows),
-            offset=offset,
-            samples=np.ascontiguousarray(rows[offset : offset + limit]),
+            offset=page.offset,
+            samples=np.ascontiguousarray(rows[page.offset : page.offset + page.limit]),
         )
 
 
-def _add_classes(app: FastAPI, at: str, choose: Choose, aside: Aside) -> None:
+def _add_classes(app: FastAPI, at: str, choose: Choose, searches: Searches) -> None:
     @app.get(
         f"{at}/classes",
         tags=["models"],
         responses=openapi.problem_responses(404, 422, 429, 503),
-        openapi_extra=parameters.described(SEARCH, FOUND_LIMIT),
+        dependencies=ONCE,
     )
     async def classes(
-        model: Annotated[Model, Depends(choose)], request: Request
+        model: Annotated[Model, Depends(choose)], asked: Annotated[Search, Query()]
     ) -> schemas.ClassList:
         """Classes by a part of their names, or by id, and the experts that hold them."""
-        text, limit = _asked(request, SEARCH, FOUND_LIMIT)
-        found = await aside.run(_search, model, text, limit + 1)
+        found = await searches.run(_search, model, asked.search, asked.limit + 1)
         return schemas.ClassList(
             model=model.name,
             version=model.version,
-            classes=found[:limit],
-            more=len(found) > limit,
+            classes=found[: asked.limit],
+            more=len(found) > asked.limit,
         )
 
     @app.get(
@@ -139,7 +169,7 @@ def _add_classes(app: FastAPI, at: str, choose: Choose, aside: Aside) -> None:
     ) -> schemas.OneClass:
         """A class's name and the experts that hold it; there may be none."""
         number = model.index.class_id(class_id)
-        (found,) = await aside.run(_class_infos, model, [number])
+        (found,) = await searches.run(_class_infos, model, [number])
         return schemas.OneClass(
             model=model.name,
             version=model.version,
@@ -149,24 +179,20 @@ def _add_classes(app: FastAPI, at: str, choose: Choose, aside: Aside) -> None:
         )
 
 
-def _add_matrix(app: FastAPI, at: str, choose: Choose, aside: Aside) -> None:
+def _add_matrix(app: FastAPI, at: str, choose: Choose, searches: Searches) -> None:
     @app.get(
         f"{at}/matrix",
         tags=["models"],
         response_model=schemas.Matrix,
         responses=openapi.problem_responses(404, 422, 429, 503),
-        openapi_extra=parameters.described(ROWS, COLUMNS, ORDER),
+        dependencies=ONCE,
     )
-    async def matrix(model: Annotated[Model, Depends(choose)], request: Request) -> Response:
+    async def matrix(
+        model: Annotated[Model, Depends(choose)], size: Annotated[MatrixSize, Query()]
+    ) -> Response:
         """Which experts hold which classes, counted in as many ranges as are asked for."""
-        rows, columns, order = _asked(request, ROWS, COLUMNS, ORDER)
-        counted = await aside.run(model.index.matrix, rows, columns, order)
+        counted = await searches.run(model.index.matrix, size.rows, size.columns, size.order)
         return _json(model, **counted._asdict())
-
-
-def _asked(request: Request, *known: parameters.Parameter) -> list[Any]:
-    query_string: bytes = request.scope["query_string"]
-    return parameters.read(query_string, *known)
 
 
 def _json(model: Model, **fields: object) -> Response:

@@ -1,47 +1,17 @@
-"""The routes."""
+"""What models and versions there are, and versions' aliases (`labels` in paths and fields)."""
 
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import Response
-from prometheus_client import generate_latest
+from fastapi import FastAPI, Request
 
-from service.http import health, openapi, schemas
+from service.http import openapi, schemas
 from service.http.codecs import InvalidField, UnknownField
-from service.http.json_bodies import read_object
 from service.http.state import AppState
 from service.repository.catalog import Entry, ModelNotFound
 from service.repository.model import Model
 
 
 def add_routes(app: FastAPI, state: AppState) -> None:
-    _add_topk(app)
-    _add_models(app, state)
-    _add_operations(app, state)
-
-
-def _add_topk(app: FastAPI) -> None:
-    """For the document, and so that other methods are answered with 405; hot.py does the work."""
-
-    @app.post("/topk", **openapi.TOPK)
-    async def topk() -> Response:
-        """The k most probable classes for each row, by the default model."""
-        raise HTTPException(404)
-
-    @app.post("/models/{name}/topk", **openapi.TOPK)
-    async def model_topk(name: str) -> Response:
-        """The k most probable classes for each row, by the newest good version of a model."""
-        del name
-        raise HTTPException(404)
-
-    @app.post("/models/{name}/versions/{version}/topk", **openapi.TOPK)
-    async def version_topk(name: str, version: str) -> Response:
-        """The k most probable classes for each row, by one version of a model."""
-        del name, version
-        raise HTTPException(404)
-
-
-def _add_models(app: FastAPI, state: AppState) -> None:
     repository = state.repository
 
     @app.get("/models", tags=["models"], responses=openapi.problem_responses(503))
@@ -65,14 +35,14 @@ def _add_models(app: FastAPI, state: AppState) -> None:
     )
     async def set_label(name: str, label: str, request: Request) -> schemas.ModelInfo:
         """Point a label at a version, which is loaded if it must be."""
-        asked = await read_object(request, state)
-        await state.keeper.set_label(name, label, _asked_version(asked))
+        asked = await state.read_object(request)
+        await state.manager.set_label(name, label, _asked_version(asked))
         return _model_info(state, repository.entry(name))
 
     @app.delete("/models/{name}/labels/{label}", tags=["models"], responses=label_responses)
     async def remove_label(name: str, label: str) -> schemas.ModelInfo:
         """Remove a label."""
-        await state.keeper.remove_label(name, label)
+        await state.manager.remove_label(name, label)
         return _model_info(state, repository.entry(name))
 
 
@@ -141,30 +111,3 @@ def _version_info(model: Model) -> schemas.VersionInfo:
         trained_flops_speedup=manifest.training.flops_speedup,
         flops_speedup=model.metrics.flops_speedup,
     )
-
-
-def _add_operations(app: FastAPI, state: AppState) -> None:
-    not_ok = openapi.problem_responses(503)
-
-    @app.get("/livez", tags=["operations"], responses=not_ok)
-    async def livez() -> schemas.Health:
-        """Answered as long as the event loop runs."""
-        return schemas.Health()
-
-    @app.get("/readyz", tags=["operations"], responses=not_ok)
-    async def readyz() -> schemas.Health:
-        """Fails while requests should go elsewhere."""
-        await health.check_ready(state)
-        return schemas.Health()
-
-    @app.get("/startupz", tags=["operations"], responses=not_ok)
-    async def startupz() -> schemas.Health:
-        """Fails until the models have been loaded."""
-        health.check_started(state)
-        return schemas.Health()
-
-    @app.get("/metrics", tags=["operations"], **openapi.METRICS)
-    def metrics() -> Response:
-        """Everything that is counted, for Prometheus."""
-        body = generate_latest(state.metrics.registry)
-        return Response(body, headers={"content-type": openapi.METRICS_TYPE})

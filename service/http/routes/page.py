@@ -9,6 +9,8 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import HTMLResponse, Response
 
+from service.http.auth.access import needs
+
 FOLDER = Path(__file__).parent.parent / "page"
 INDEX = "index.html"
 MEDIA_TYPES = {
@@ -28,10 +30,12 @@ def add_routes(app: FastAPI) -> None:
     }
 
     @app.get("/", include_in_schema=False)
+    @needs("nothing")  # a browser sends no key when it opens a page
     async def explorer() -> Response:
         return HTMLResponse(page)
 
     @app.get("/page/{file}", include_in_schema=False)
+    @needs("nothing")
     async def part(file: str) -> Response:
         if file not in files:
             raise HTTPException(404)

@@ -1,16 +1,17 @@
 """What the Open Inference Protocol lets clients ask about the server and its models.
 
-The statistics come from the cells that /metrics shows, so they too are sums over all workers.
+The statistics come from the counters that /metrics shows, so they too are sums over all workers.
 """
 
 from collections.abc import Iterable
 
-from fastapi import FastAPI, HTTPException
-from fastapi.responses import Response
+from fastapi import FastAPI
 
-from service.http import health, openapi
+from service.http import health
+from service.http.auth.access import needs
 from service.http.inference.v2 import DATATYPES, INPUT
 from service.http.state import AppState
+from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import (
     V2Batching,
     V2Config,
@@ -48,23 +49,24 @@ def add_routes(app: FastAPI, state: AppState) -> None:
     _add_server(app, state)
     _add_statistics(app, state)  # before the models: none may be called "stats"
     _add_models(app, state)
-    _declare_inference(app)
 
 
 def _add_server(app: FastAPI, state: AppState) -> None:
-    not_ready = openapi.v2_responses(503)
+    not_ready = v2_responses(503)
 
-    @app.get("/v2", tags=["v2"], responses=openapi.v2_responses())
+    @app.get("/v2", tags=["v2"], responses=v2_responses())
     async def server() -> V2Server:
         """What this server is, and which of Triton's extensions it has."""
         return V2Server(name="doubly-sparse-softmax", version=app.version, extensions=EXTENSIONS)
 
     @app.get("/v2/health/live", tags=["v2"], responses=not_ready)
+    @needs("nothing")
     async def live() -> V2Live:
         """Answered as long as the event loop runs."""
         return V2Live()
 
     @app.get("/v2/health/ready", tags=["v2"], responses=not_ready)
+    @needs("nothing")
     async def ready() -> V2Ready:
         """Fails while requests should go elsewhere."""
         await health.check_ready(state)
@@ -73,7 +75,7 @@ def _add_server(app: FastAPI, state: AppState) -> None:
 
 def _add_models(app: FastAPI, state: AppState) -> None:
     repository = state.repository
-    not_found = openapi.v2_responses(404, 503)
+    not_found = v2_responses(404, 503)
 
     @app.get("/v2/models/{name}", tags=["v2"], responses=not_found)
     async def model(name: str) -> V2Model:
@@ -118,9 +120,9 @@ def _add_models(app: FastAPI, state: AppState) -> None:
 
 def _add_statistics(app: FastAPI, state: AppState) -> None:
     repository = state.repository
-    not_found = openapi.v2_responses(404, 503)
+    not_found = v2_responses(404, 503)
 
-    @app.get("/v2/models/stats", tags=["v2"], responses=openapi.v2_responses(503))
+    @app.get("/v2/models/stats", tags=["v2"], responses=v2_responses(503))
     def stats() -> V2Stats:
         """What has become of the requests for every version of every model."""
         return _statistics(repository.catalog.models())
@@ -134,22 +136,6 @@ def _add_statistics(app: FastAPI, state: AppState) -> None:
     def version_stats(name: str, version: str) -> V2Stats:
         """What has become of the requests for one version of a model."""
         return _statistics([repository.get(name, version)])
-
-
-def _declare_inference(app: FastAPI) -> None:
-    """For the document, and so that other methods are answered with 405; InferPath answers."""
-
-    @app.post("/v2/models/{name}/infer", **openapi.INFER)
-    async def infer(name: str) -> Response:
-        """The k most probable classes for each row, by the version that serves if none is named."""
-        del name
-        raise HTTPException(404)
-
-    @app.post("/v2/models/{name}/versions/{version}/infer", **openapi.INFER)
-    async def version_infer(name: str, version: str) -> Response:
-        """The k most probable classes for each row, by one version of a model."""
-        del name, version
-        raise HTTPException(404)
 
 
 def _metadata(state: AppState, model: Model) -> V2Model:

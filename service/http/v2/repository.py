@@ -8,9 +8,10 @@ from fastapi.responses import Response
 
 from service.errors import NotSupported
 from service.http import openapi
+from service.http.auth.access import needs
 from service.http.codecs import InvalidField, UnknownField
-from service.http.json_bodies import read_object
 from service.http.state import AppState
+from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import V2IndexEntry, V2IndexRequest, V2LoadRequest, V2UnloadRequest
 from service.repository.catalog import Entry, Repository
 
@@ -18,18 +19,19 @@ BODY_ERRORS = (400, 401, 403, 408, 413, 422, 503)
 
 
 def add_routes(app: FastAPI, state: AppState) -> None:
-    keeper, repository = state.keeper, state.repository
+    manager, repository = state.manager, state.repository
 
     @app.post(
         "/v2/repository/index",
         tags=["v2"],
-        responses=openapi.v2_responses(*BODY_ERRORS),
+        responses=v2_responses(*BODY_ERRORS),
         response_model_exclude_none=True,
         openapi_extra=openapi.json_body(V2IndexRequest, required=False),
     )
+    @needs("query")  # it is POSTed to, and changes nothing
     async def index(request: Request) -> list[V2IndexEntry]:
         """Every version that was found, and whether it answers."""
-        asked = await read_object(request, state, optional=True)
+        asked = await state.read_object(request, optional=True)
         ready = asked.pop("ready", False)
         _only(set(), asked)
         if not isinstance(ready, bool):
@@ -42,29 +44,29 @@ def add_routes(app: FastAPI, state: AppState) -> None:
         "/v2/repository/models/{name}/load",
         tags=["v2"],
         response_class=Response,
-        responses=openapi.v2_responses(*BODY_ERRORS, 404, 504),
+        responses=v2_responses(*BODY_ERRORS, 404, 504),
         openapi_extra=openapi.json_body(V2LoadRequest, required=False),
     )
     async def load(name: str, request: Request) -> Response:
         """Look at a model's folder now, even if it was unloaded; its newest version serves."""
-        asked = await read_object(request, state, optional=True)
+        asked = await state.read_object(request, optional=True)
         if _parameters(asked):
             raise NotSupported("A model is loaded as its folder has it; there are no parameters.")
-        await keeper.load_model(name)
+        await manager.load_model(name)
         return Response()
 
     @app.post(
         "/v2/repository/models/{name}/unload",
         tags=["v2"],
         response_class=Response,
-        responses=openapi.v2_responses(*BODY_ERRORS, 404, 504),
+        responses=v2_responses(*BODY_ERRORS, 404, 504),
         openapi_extra=openapi.json_body(V2UnloadRequest, required=False),
     )
     async def unload(name: str, request: Request) -> Response:
         """Serve nothing of a model until it is loaded by name; its folder stays as it is."""
-        asked = await read_object(request, state, optional=True)
+        asked = await state.read_object(request, optional=True)
         _only({"unload_dependents"}, _parameters(asked))  # there are none, so it means nothing
-        await keeper.unload_model(name)
+        await manager.unload_model(name)
         return Response()
 
 

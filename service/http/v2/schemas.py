@@ -248,3 +248,16 @@ class V2UnloadRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     parameters: V2UnloadParameters = V2UnloadParameters()
+
+
+# Of bodies that routes read by themselves, so that FastAPI does not find them.
+DESCRIBED = (
+    V2IndexRequest,
+    V2LoadRequest,
+    V2LogUpdate,
+    V2Request,
+    V2TraceUpdate,
+    V2UnloadRequest,
+    V2Answer,
+    V2Problem,
+)

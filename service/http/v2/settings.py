@@ -11,8 +11,8 @@ from fastapi import FastAPI, Request
 from service.errors import NotSupported
 from service.http import openapi
 from service.http.codecs import InvalidField, UnknownField
-from service.http.json_bodies import read_object
 from service.http.state import AppState
+from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import (
     V2Done,
     V2LogSettings,
@@ -45,7 +45,7 @@ def add_routes(app: FastAPI, state: AppState, log_level: LogLevel) -> None:
 
 
 def _add_logging(app: FastAPI, state: AppState, log_level: LogLevel) -> None:
-    @app.get("/v2/logging", tags=["v2"], responses=openapi.v2_responses())
+    @app.get("/v2/logging", tags=["v2"], responses=v2_responses())
     async def log_settings() -> V2LogSettings:
         """What is logged."""
         return _log_settings(log_level.now)
@@ -53,12 +53,12 @@ def _add_logging(app: FastAPI, state: AppState, log_level: LogLevel) -> None:
     @app.post(
         "/v2/logging",
         tags=["v2"],
-        responses=openapi.v2_responses(*CHANGE_ERRORS),
+        responses=v2_responses(*CHANGE_ERRORS),
         openapi_extra=openapi.json_body(V2LogUpdate),
     )
     async def change_log_settings(request: Request) -> V2LogSettings:
         """Log more or less, in all workers within a second."""
-        log_level.change(changed_level(log_level.now, await read_object(request, state)))
+        log_level.change(changed_level(log_level.now, await state.read_object(request)))
         return _log_settings(log_level.now)
 
 
@@ -122,14 +122,12 @@ def _add_traces(app: FastAPI, state: AppState) -> None:
     repository = state.repository
     changed = openapi.json_body(V2TraceUpdate)
 
-    @app.get("/v2/trace/setting", tags=["v2"], responses=openapi.v2_responses())
+    @app.get("/v2/trace/setting", tags=["v2"], responses=v2_responses())
     async def trace_settings() -> V2TraceSettings:
         """Whether requests are traced."""
         return _trace_settings(state)
 
-    @app.get(
-        "/v2/models/{name}/trace/setting", tags=["v2"], responses=openapi.v2_responses(404, 503)
-    )
+    @app.get("/v2/models/{name}/trace/setting", tags=["v2"], responses=v2_responses(404, 503))
     async def model_trace_settings(name: str) -> V2TraceSettings:
         """Whether requests for a model are traced: all are, or none."""
         repository.entry(name)
@@ -138,27 +136,27 @@ def _add_traces(app: FastAPI, state: AppState) -> None:
     @app.post(
         "/v2/trace/setting",
         tags=["v2"],
-        responses=openapi.v2_responses(*CHANGE_ERRORS),
+        responses=v2_responses(*CHANGE_ERRORS),
         openapi_extra=changed,
     )
     async def change_trace_settings(request: Request) -> V2TraceSettings:
         """Accepts what would change nothing: traces are set up by the environment."""
-        return _unchanged(state, await read_object(request, state))
+        return _unchanged(state, await state.read_object(request))
 
     @app.post(
         "/v2/models/{name}/trace/setting",
         tags=["v2"],
-        responses=openapi.v2_responses(*CHANGE_ERRORS, 404, 503),
+        responses=v2_responses(*CHANGE_ERRORS, 404, 503),
         openapi_extra=changed,
     )
     async def change_model_trace_settings(name: str, request: Request) -> V2TraceSettings:
         """Accepts what would change nothing: traces are set up by the environment."""
         repository.entry(name)
-        return _unchanged(state, await read_object(request, state))
+        return _unchanged(state, await state.read_object(request))
 
 
 def _trace_settings(state: AppState) -> V2TraceSettings:
-    return V2TraceSettings(trace_level=["TIMESTAMPS" if state.journal.tracing else "OFF"])
+    return V2TraceSettings(trace_level=["TIMESTAMPS" if state.recorder.tracing else "OFF"])
 
 
 def _unchanged(state: AppState, asked: dict[str, Any]) -> V2TraceSettings:
@@ -178,12 +176,12 @@ def _unchanged(state: AppState, asked: dict[str, Any]) -> V2TraceSettings:
 def _add_shared_memory(app: FastAPI, kind: str) -> None:
     base = f"/v2/{kind}sharedmemory"
 
-    @app.get(f"{base}/status", tags=["v2"], responses=openapi.v2_responses())
+    @app.get(f"{base}/status", tags=["v2"], responses=v2_responses())
     async def regions() -> list[V2Region]:
         """The regions that are registered: none."""
         return []
 
-    @app.get(f"{base}/region/{{region}}/status", tags=["v2"], responses=openapi.v2_responses(400))
+    @app.get(f"{base}/region/{{region}}/status", tags=["v2"], responses=v2_responses(400))
     async def region(region: str) -> list[V2Region]:
         """Fails: no region is registered."""
         raise NotSupported(f"There is no shared memory region {region[:64]!r}.")
@@ -191,7 +189,7 @@ def _add_shared_memory(app: FastAPI, kind: str) -> None:
     @app.post(
         f"{base}/region/{{region}}/register",
         tags=["v2"],
-        responses=openapi.v2_responses(400, 401, 403),
+        responses=v2_responses(400, 401, 403),
     )
     async def register(region: str) -> V2Done:
         """Fails: there is no shared memory."""
@@ -200,7 +198,7 @@ def _add_shared_memory(app: FastAPI, kind: str) -> None:
             "There is no shared memory: send tensors in the request, best as binary data."
         )
 
-    @app.post(f"{base}/unregister", tags=["v2"], responses=openapi.v2_responses(401, 403))
+    @app.post(f"{base}/unregister", tags=["v2"], responses=v2_responses(401, 403))
     async def unregister_all() -> V2Done:
         """Does nothing: no region is registered."""
         return V2Done()
@@ -208,7 +206,7 @@ def _add_shared_memory(app: FastAPI, kind: str) -> None:
     @app.post(
         f"{base}/region/{{region}}/unregister",
         tags=["v2"],
-        responses=openapi.v2_responses(401, 403),
+        responses=v2_responses(401, 403),
     )
     async def unregister(region: str) -> V2Done:
         """Does nothing: no region is registered."""

@@ -5,22 +5,24 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI, Query
+from fastapi.testclient import TestClient
 from helpers.server import in_thread, running, wait_until
 from helpers.tiny_bundle import N_CLASSES, SIZES, rows_for, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from service import bundle
-from service.http import parameters
+from service.http import problems
 from service.http.app import create_app
-from service.http.codecs import InvalidField, UnknownField
-from service.http.parameters import Choice, Number, Text
-from service.http.routes.aside import MOST_PRESENT, Aside, TooManySearches
+from service.http.query import ONCE, QueryParameters, Whole, add_handler
+from service.http.routes.searches import MOST_AT_ONCE, Searches, TooManySearches
 from service.repository import class_index
 from service.repository.class_index import ClassIndex, ClassNotFound, ExpertNotFound, Order
 from service.settings import Settings
@@ -146,46 +148,61 @@ def test_one_looks_at_a_time_and_few_may_wait() -> None:
         return number
 
     async def check() -> None:
-        aside = Aside()
-        waiting = [asyncio.create_task(aside.run(work, n)) for n in range(MOST_PRESENT)]
+        searches = Searches()
+        waiting = [asyncio.create_task(searches.run(work, n)) for n in range(MOST_AT_ONCE)]
         await asyncio.sleep(0)  # all of them have come
         with pytest.raises(TooManySearches):
-            await aside.run(work, 99)
+            await searches.run(work, 99)
         release.set()
-        assert await asyncio.gather(*waiting) == list(range(MOST_PRESENT))
-        assert await aside.run(lambda: "room again") == "room again"
+        assert await asyncio.gather(*waiting) == list(range(MOST_AT_ONCE))
+        assert await searches.run(lambda: "room again") == "room again"
 
     asyncio.run(check())
 
 
 # --- parameters -------------------------------------------------------------------------------
 
-NUMBER = Number("limit", "How many.", 5, 1, 10)
-TEXT = Text("search", "What.", 3)
-CHOICE = Choice("order", "Which.", ("up", "down"))
+
+class Parameters(QueryParameters):
+    limit: Whole = Field(5, ge=1, le=10)
+    search: str = Field("", max_length=3)
+    order: Literal["up", "down"] = "up"
 
 
-def test_parameters_are_read_and_have_defaults() -> None:
-    assert parameters.read(b"", NUMBER, TEXT, CHOICE) == [5, "", "up"]
-    assert parameters.read(b"order=down&limit=10&search=%C3%A4+b", NUMBER, TEXT, CHOICE) == [
-        10,
-        "ä b",
-        "down",
-    ]
+@pytest.fixture(scope="module")
+def strict() -> Iterator[TestClient]:
+    app = FastAPI()
+
+    @app.get("/", dependencies=ONCE)
+    def read(parameters: Annotated[Parameters, Query()]) -> Parameters:
+        return parameters
+
+    add_handler(app)
+    problems.add_handlers(app)
+    with TestClient(app) as client:
+        yield client
+
+
+def test_parameters_are_read_and_have_defaults(strict: TestClient) -> None:
+    assert strict.get("/").json() == {"limit": 5, "search": "", "order": "up"}
+    read = strict.get("/?order=down&limit=10&search=%C3%A4+b").json()
+    assert read == {"limit": 10, "search": "ä b", "order": "down"}
 
 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=11", "limit=1.0", "limit=1_0", "limit=", "limit=%D9%A3", "limit=-1",
-              "limit=1&limit=1", "search=abcd", "order=left"],
+              "limit=1&limit=1", "search=abcd", "order=left", "limit=%2B1"],
 )  # fmt: skip
-def test_a_wrong_parameter_is_refused(query: str) -> None:
-    with pytest.raises(InvalidField):
-        parameters.read(query.encode(), NUMBER, TEXT, CHOICE)
+def test_a_wrong_parameter_is_refused(strict: TestClient, query: str) -> None:
+    refused = strict.get(f"/?{query}")
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:dss:problem:invalid-field")
+    assert query.split("=")[0] in refused.json()["detail"]
 
 
-def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(UnknownField, match="'limitt' here; there are limit, search"):
-        parameters.read(b"limitt=1", NUMBER, TEXT)
+def test_an_unknown_parameter_is_refused(strict: TestClient) -> None:
+    refused = strict.get("/?limitt=1")
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:dss:problem:unknown-field")
+    assert "'limitt' here; there are limit, search" in refused.json()["detail"]
 
 
 # --- routes -----------------------------------------------------------------------------------

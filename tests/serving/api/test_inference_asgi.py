@@ -1,4 +1,4 @@
-"""The hot paths by themselves: messages in, messages out, as any ASGI server would send them."""
+"""The inference routes: messages in, messages out, as any ASGI server would send them."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from starlette.routing import Match
 
 from service.http import body as limits
 from service.http.app import Application, create_app
-from service.http.inference import handler
+from service.http.inference import native, routes
 from service.settings import Limits, Queue, Settings
 from service.topk import TopK
 
@@ -111,12 +111,12 @@ def folder(tmp_path: Path) -> Path:
 @contextmanager
 def loaded(settings: Settings, engine: FakeEngine | None = None) -> Iterator[Application]:
     app = create_app(settings, engine_factory=None if engine is None else lambda *_: engine)
-    keeper = app.state.service.keeper
-    keeper.load()
+    manager = app.state.service.manager
+    manager.load()
     yield app
     if engine is not None:
         engine.release.set()
-    asyncio.run(keeper.close())
+    asyncio.run(manager.close())
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ SEGMENTS = st.sampled_from(
 
 
 @given(st.lists(SEGMENTS, max_size=8))
-def test_a_path_is_hot_where_fastapi_has_a_top_k_route(segments: list[str]) -> None:
+def test_a_path_is_dispatched_where_fastapi_has_an_inference_route(segments: list[str]) -> None:
     path = "/" + "/".join(segments)
     scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
     declared = [
@@ -152,13 +152,13 @@ def test_a_path_is_hot_where_fastapi_has_a_top_k_route(segments: list[str]) -> N
         for match, found in [route.matches(scope)]
         if match == Match.FULL and "POST" in route.methods
     ]
-    place = handler.place(path)
+    place = routes.find(path)
     if place is None:
         assert declared == []
     else:
         asked = {"name": place.name, "version": place.version}
         given_ = {name: value for name, value in asked.items() if value is not None}
-        assert declared == [(place.route, given_)]
+        assert declared == [(place.route.template, given_)]
 
 
 ROUTES: list[Any] = [
@@ -219,7 +219,7 @@ def test_a_body_that_comes_later_is_waited_for(app: Application) -> None:
 def test_a_body_beyond_the_limit_is_413_and_ends_the_connection(
     app: Application, headers: Headers, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.problems.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("service.http.inference.asgi.LINGER_SECONDS", 0.01)
     exchange = answer(app, JSON + headers, *messages)
     assert (exchange.status, exchange.problem) == (413, "body-too-large")
     assert exchange.headers[b"connection"] == b"close"
@@ -234,7 +234,7 @@ def test_a_body_at_the_limit_is_read(app: Application) -> None:
 def test_a_slow_body_is_408(
     folder: Path, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.problems.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("service.http.inference.asgi.LINGER_SECONDS", 0.01)
     with loaded(Settings(models=folder, limits=Limits(body_seconds=0.01))) as app:
         exchange = answer(app, JSON, *messages)
         assert (exchange.status, exchange.problem) == (408, "body-timeout")
@@ -265,16 +265,12 @@ def test_a_wait_for_the_body_can_be_cancelled(app: Application) -> None:
 
 
 def test_whatever_receive_is_it_is_awaited() -> None:
-    """The body reader takes a step of `receive` by itself; a plain Future must do as well."""
-
     async def scenario() -> bytes:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message] = loop.create_future()
         loop.call_soon(future.set_result, chunk(b"late"))
         receive: Callable[[], Awaitable[Message]] = lambda: future  # noqa: E731
-        body = limits.read_body(receive, None, Limits(), limits.ByteBudget(100))
-        assert not isinstance(body, bytes)
-        return await body
+        return await limits.read_body(receive, None, Limits(), limits.ByteBudget(100))
 
     assert asyncio.run(scenario()) == b"late"
 
@@ -373,18 +369,18 @@ def test_a_new_catalog_is_seen_at_once(folder: Path) -> None:
         assert answer(app, JSON, chunk(BODY)).headers[b"dss-model-version"] == b"1"
         write_tiny(folder / "tiny" / "2", seed=2)
         old = app.state.service.repository.catalog
-        app.state.service.keeper.load()
+        app.state.service.manager.load()
         assert answer(app, JSON, chunk(BODY)).headers[b"dss-model-version"] == b"2"
         for model in old.models():
             asyncio.run(model.batcher.close())
 
 
 def test_what_clients_make_up_is_not_kept_without_end(app: Application) -> None:
-    for number in range(2 * handler.FORMATS_KEPT):
+    for number in range(2 * native.FORMATS_KEPT):
         headers = [(b"content-type", b"application/json; x=%d" % number)]
         assert answer(app, headers, chunk(BODY)).status == 200
-    assert len(app.topk._formats) <= handler.FORMATS_KEPT
-    assert len(app.topk._targets) == 1
+    assert len(app.handlers["native"]._formats) <= native.FORMATS_KEPT
+    assert len(app.handlers["native"]._targets) == 1
 
 
 # --- failures --------------------------------------------------------------------------------
@@ -417,7 +413,7 @@ def test_an_unnamed_failure_is_a_plain_500_and_logged(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr("service.http.body.check", explode)
+    monkeypatch.setattr("service.http.inference.handler.check_limits", explode)
     exchange = answer(app, JSON, chunk(BODY))
     assert (exchange.status, exchange.problem) == (500, "about:blank")
     assert b"secret" not in exchange.body

@@ -16,8 +16,8 @@ from helpers.tiny_bundle import WIDTH, write_tiny
 
 from service.batching.batcher import Batcher
 from service.http.app import Application, create_app
-from service.http.inference.head_cache import HEADS_KEPT
-from service.http.inference.protocol import InferenceProtocol
+from service.http.inference.connection.fast_answers import FastConnection
+from service.http.inference.connection.head_cache import HEADS_KEPT
 from service.settings import EngineSettings, Limits, Queue, Settings
 
 ROUTE = {"route": "/topk", "method": "POST"}
@@ -56,7 +56,7 @@ def port(app: Application, fake: FakeEngine) -> Iterator[int]:
 
 
 def known(app: Application) -> int:
-    return len(app.protocol.heads._known)
+    return len(app.connection.heads)
 
 
 def teach(app: Application, connection: Connection) -> None:
@@ -135,7 +135,7 @@ def test_a_head_is_learned_without_its_body(app: Application, port: int) -> None
     with Connection(port) as connection:
         for value in range(4):
             connection.send(head + b"\r\n\r\n")
-            wait_until(lambda: any(made._mid_message or made._piece for made in connections(app)))
+            wait_until(lambda: any(made._in_message or made._piece for made in connections(app)))
             connection.send(body)
             assert connection.classes() == [[4]], value
             assert known(app) == 1
@@ -153,11 +153,11 @@ def test_the_second_of_two_heads_is_not_taken_for_the_first(app: Application, po
 def test_a_body_that_comes_late_is_waited_for_by_uvicorn(
     app: Application, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.inference.protocol.PIECE_SECONDS", 0.01)
+    monkeypatch.setattr("service.http.inference.connection.fast_answers.PIECE_SECONDS", 0.01)
     with Connection(port) as connection:
         teach(app, connection)
         connection.send(request(3)[:-5])
-        wait_until(lambda: any(made._mid_message for made in connections(app)))
+        wait_until(lambda: any(made._in_message for made in connections(app)))
         connection.send(request(3)[-5:])
         assert connection.classes() == [[3]]
 
@@ -168,7 +168,7 @@ def test_a_body_that_trickles_is_waited_for_by_uvicorn(app: Application, port: i
         connection.send(request(3)[:-5])
         wait_until(lambda: any(made._piece for made in connections(app)))
         connection.send(request(3)[-5:-4])
-        wait_until(lambda: any(made._mid_message for made in connections(app)))
+        wait_until(lambda: any(made._in_message for made in connections(app)))
         connection.send(request(3)[-4:])
         assert connection.classes() == [[3]]
 
@@ -183,7 +183,7 @@ def test_stopping_waits_for_the_rest_of_a_request(app: Application) -> None:
             (made,) = (made for made in connections(app) if made._piece)
 
             def finish_once_told_to_stop() -> None:
-                wait_until(lambda: made._mid_message)
+                wait_until(lambda: made._in_message)
                 connection.send(request(3)[-5:])
 
             finishing = threading.Thread(target=finish_once_told_to_stop)
@@ -319,7 +319,7 @@ def test_stopping_answers_what_is_pending_first(app: Application, fake: FakeEngi
             assert len(pending) == 2
 
             def release_once_told_to_stop() -> None:
-                wait_until(lambda: all(made._ends for made in pending))
+                wait_until(lambda: all(made._closes for made in pending))
                 fake.release.set()
 
             releasing = threading.Thread(target=release_once_told_to_stop)
@@ -331,8 +331,8 @@ def test_stopping_answers_what_is_pending_first(app: Application, fake: FakeEngi
             assert told.ended()
 
 
-def connections(app: Application) -> list[InferenceProtocol]:
-    return [made for made in gc.get_objects() if type(made) is app.protocol]
+def connections(app: Application) -> list[FastConnection]:
+    return [made for made in gc.get_objects() if type(made) is app.connection]
 
 
 @pytest.mark.parametrize(

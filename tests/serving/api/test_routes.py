@@ -147,7 +147,7 @@ def test_an_unknown_failure_is_a_plain_500(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a secret of the server")
 
-    monkeypatch.setattr("service.http.body.check", explode)
+    monkeypatch.setattr("service.http.inference.handler.check_limits", explode)
     response = ask(client, 1)
     assert_problem(response, 500, "about:blank")
     assert "secret" not in response.text

@@ -44,7 +44,7 @@ class Started:
     @property
     def connections(self) -> int:
         """But for those of probes."""
-        return len([made for made in gc.get_objects() if type(made) is self.app.protocol])
+        return len([made for made in gc.get_objects() if type(made) is self.app.connection])
 
     def rejected(self, reason: str) -> float:
         registry = self.app.state.service.metrics.registry
@@ -300,7 +300,7 @@ def test_a_head_that_trickles_is_408(tmp_path: Path, fake: FakeEngine) -> None:
 def test_a_body_that_trickles_to_a_path_that_does_not_read_it_is_cut_off(
     tmp_path: Path, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.inference.protocol.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("service.http.inference.connection.limits.LATE_SECONDS", 0.0)
     limits = Limits(head_seconds=0.2, body_seconds=0.2)
     with started(tmp_path, fake, limits=limits) as server, Connection(server.port) as connection:
         connection.send(b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")

@@ -124,15 +124,15 @@ class FastConnection(LimitedConnection):
         self._begun += 1
         super().on_message_begin()
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        scope, cycle = self.scope, self.cycle
-        usual = scope["method"] == "POST" and scope["http_version"] == "1.1" and cycle.keep_alive
-        if usual and self._new_head and self._begun == 1:
-            self.heads.learn(
-                self._new_head, scope["path"], self.headers, scope["query_string"]
-            )
-        self._new_head = b""
+    def on_response_complete(self) -> None:
+        head, self._new_head = self._new_head, b""
+        cycle = self.cycle
+        if head and self._begun == 1 and cycle is not None and cycle.keep_alive:
+            scope = cycle.scope
+            if scope["method"] == "POST" and scope["http_version"] == "1.1":
+                path, headers = scope["path"], list(scope["headers"])
+                self.heads.learn(head, path, headers, scope["query_string"])
+        super().on_response_complete()
 
     # --- answering ---------------------------------------------------------------------------
 

@@ -37,9 +37,7 @@ class KnownHead(NamedTuple):
 class HeadCache:
     """The request heads that all connections know."""
 
-    def __init__(
-        self, state: AppState, handlers: Mapping[Protocol, InferenceHandler[Any]]
-    ) -> None:
+    def __init__(self, state: AppState, handlers: Mapping[Protocol, InferenceHandler[Any]]) -> None:
         self._handlers = handlers
         self._access = state.access
         self._max_body_bytes = state.settings.limits.max_body_bytes
@@ -62,9 +60,7 @@ class HeadCache:
             return None
         return known, trace
 
-    def learn(
-        self, head: bytes, path: str, headers: list[Header], query_string: bytes
-    ) -> None:
+    def learn(self, head: bytes, path: str, headers: list[Header], query_string: bytes) -> None:
         """Keeps what a POST's head asks for, if it is a usual inference request.
 
         It is parsed as it would be for an answer; what is refused is not kept.
@@ -77,8 +73,9 @@ class HeadCache:
         if length > self._max_body_bytes or len(head) > LONGEST_HEAD:
             return
         handler, generation = self._handlers[place.route.protocol], self._access.generation
+        if not self._access.allows(NEEDS, headers):
+            return
         try:
-            self._access.check(NEEDS, headers)
             meaning = handler.read_request_head(headers, query_string)
         except DSSError:
             return

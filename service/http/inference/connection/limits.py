@@ -1,5 +1,5 @@
-"""Limits of a connection: how many there may be, how large a request head may be, and how long a client
-may take over its head, its body, and reading its answer.
+"""Limits of a connection: how many there may be, how large a request head may be, and how long a
+client may take over its head, its body, and reading its answer.
 
 All connections are checked once a second, which costs less than a timer for each of their steps.
 """

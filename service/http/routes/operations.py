@@ -1,0 +1,56 @@
+"""Probes and metrics: what operators and their tools ask."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import generate_latest
+
+from service.http import health, openapi, schemas
+from service.http.auth.access import needs
+from service.http.openapi import problem_responses
+from service.http.state import AppState
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS: Mapping[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "The Prometheus text format.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **problem_responses(),
+    },
+}
+
+
+def add_routes(app: FastAPI, state: AppState) -> None:
+    not_ok = openapi.problem_responses(503)
+
+    @app.get("/livez", tags=["operations"], responses=not_ok)
+    @needs("nothing")
+    async def livez() -> schemas.Health:
+        """Answered as long as the event loop runs."""
+        return schemas.Health()
+
+    @app.get("/readyz", tags=["operations"], responses=not_ok)
+    @needs("nothing")
+    async def readyz() -> schemas.Health:
+        """Fails while requests should go elsewhere."""
+        await health.check_ready(state)
+        return schemas.Health()
+
+    @app.get("/startupz", tags=["operations"], responses=not_ok)
+    @needs("nothing")
+    async def startupz() -> schemas.Health:
+        """Fails until the models have been loaded."""
+        health.check_started(state)
+        return schemas.Health()
+
+    @app.get("/metrics", tags=["operations"], **METRICS)
+    @needs("metrics")
+    def metrics() -> Response:
+        """Everything that is counted, for Prometheus."""
+        body = generate_latest(state.metrics.registry)
+        return Response(body, headers={"content-type": METRICS_TYPE})
