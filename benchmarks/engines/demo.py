@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from service import bundle
+from service.bundle.format import SAMPLES
 from service.engine import Engine
 from service.system.machine import machine
 from trainer.data.arrays import Head
@@ -29,7 +30,7 @@ def main() -> None:
     engine = Engine(demo)
     full = onnx_scan.full(full_head(demo))
     rng = np.random.default_rng(0)
-    samples = np.load(DEMO / bundle.SAMPLES, allow_pickle=False)  # [S,D]
+    samples = np.load(DEMO / SAMPLES, allow_pickle=False)  # [S,D]
     rows = []
     for batch in BATCHES:
         # Rows near the samples, so that all experts get traffic as they do in the test set.

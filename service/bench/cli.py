@@ -248,7 +248,7 @@ def _server(target: str, workers: int | None) -> "AbstractContextManager[Server]
 def _samples(folder: Path, model: str, version: int) -> "NDArray[np.float32] | None":
     """Those of the bundle that is served."""
     from service.bench import rows
-    from service.bundle.manifest import MANIFEST
+    from service.bundle.format import MANIFEST
 
     if not (folder / MANIFEST).is_file():
         folder = folder / model / str(version)

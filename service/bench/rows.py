@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.manifest import SAMPLES, read_manifest
+from service.bundle.format import SAMPLES
+from service.bundle.manifest import read_manifest
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
 
 NOISE_ROWS = 4096

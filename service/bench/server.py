@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from service.bundle.manifest import MANIFEST
+from service.bundle.format import MANIFEST
 from service.errors import DSSError
 from service.repository.folder import NAME, scan
 

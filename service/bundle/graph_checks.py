@@ -14,12 +14,11 @@ from service.bundle.graphs import (
     FLOAT,
     INT64,
     OPSET,
-    RESCORED_AT_LEAST,
-    RESCORED_PER_ANSWER,
     External,
     PreviewSize,
     without_external,
 )
+from service.bundle.quantisation import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
 from service.errors import GraphForbidden, GraphMalformed, ShapeWrong
 
 

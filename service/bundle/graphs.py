@@ -13,18 +13,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from service.bundle.quantisation import ACTIVATION_STEPS, RESCORED_AT_LEAST, RESCORED_PER_ANSWER
+
 OPSET = 17
 IR_VERSION = 8
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 INT8, UINT8, INT64 = TensorProto.INT8, TensorProto.UINT8, TensorProto.INT64
-
-# int8 experts: a row's numbers are -127..127 steps of its own, a class's -63..63. No more, because
-# processors without VNNI add two products of u8 and s8 in 16 bits.
-ACTIVATION_STEPS = 127
-WEIGHT_STEPS = 63
-# How many of the best by int8 are scored exactly, c: so many for each answer, but not fewer.
-RESCORED_PER_ANSWER = 2
-RESCORED_AT_LEAST = 16
 
 
 @dataclass(frozen=True)
@@ -192,15 +186,6 @@ def expert_int8_graph(
         helper.make_node("Min", ["wanted_or_more", "size"], ["c"]),
     ]
     return _serialize_previewed(nodes, weight, n_classes, constants, bias)
-
-
-def quantise(
-    weight: NDArray[np.float32],  # [V,D]
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Each class's numbers in steps of its own, [V,D], and the steps [V]."""
-    largest = np.maximum(np.abs(weight).max(axis=1, initial=0), np.finfo(np.float32).tiny)
-    steps = np.rint(weight * (WEIGHT_STEPS / largest.astype(np.float64))[:, None])
-    return steps.astype(np.int8), (largest / WEIGHT_STEPS).astype(np.float32)
 
 
 def _serialize_previewed(

@@ -5,31 +5,30 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from service import errors
 from service.bundle.format import (
+    CLASSES,
+    GATE,
     HEAD_GRAPH,
+    HEAD_VERSION,
     HEAD_WEIGHTS,
+    LABELS,
+    MANIFEST,
+    OFFSETS,
     QUANTISED,
+    QUANTISED_TYPE,
+    READABLE_VERSIONS,
+    SAMPLES,
     STORED,
     WEIGHTS,
     Precision,
     expert_file,
 )
 
-READABLE_VERSIONS = (1, 2, 3)
-HEAD_VERSION = 3  # the first that may ship a head
-MANIFEST = "manifest.json"
-GATE = "gate.onnx"
-OFFSETS = "index/offsets.npy"
-CLASSES = "index/classes.npy"
-LABELS = "labels.txt"
-SAMPLES = "samples.npy"
 NO_CHECKSUM = "0" * 64
 LARGEST_MANIFEST = 2**26
-QUANTISED_TYPE = np.dtype(np.int8)
 MOST_GATE_EDGES = 9
 RECALL_AT = (1, 5, 10)  # places k at which recall@k and accuracy@k are measured
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from service.bundle.manifest import MANIFEST
+from service.bundle.format import MANIFEST
 from service.errors import ModelsFolderMissing
 from service.repository import version_labels as labels
 

@@ -21,8 +21,17 @@ from onnx import TensorProto, numpy_helper
 
 from service import bundle
 from service.bundle import Bundle
-from service.bundle.format import WEIGHTS, expert_file
-from service.bundle.manifest import CLASSES, GATE, LABELS, MANIFEST, NO_CHECKSUM, OFFSETS, SAMPLES
+from service.bundle.format import (
+    CLASSES,
+    GATE,
+    LABELS,
+    MANIFEST,
+    OFFSETS,
+    SAMPLES,
+    WEIGHTS,
+    expert_file,
+)
+from service.bundle.manifest import NO_CHECKSUM
 
 EXPERT = expert_file(0)
 BOMB_BYTES = 2**27  # of zeros, once unpacked

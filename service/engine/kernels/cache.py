@@ -29,7 +29,7 @@ SERVICE = FOLDER.parent.parent
 SOURCES = (
     *sorted(FOLDER.glob("*.py")),
     SERVICE / "topk.py",
-    SERVICE / "bundle/graphs.py",
+    SERVICE / "bundle/quantisation.py",
 )
 
 

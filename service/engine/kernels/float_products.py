@@ -20,7 +20,7 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from service.bundle.graphs import ACTIVATION_STEPS
+from service.bundle.quantisation import ACTIVATION_STEPS
 from service.engine.kernels.jit import Floats, Integers, ordered, reordered
 
 cgutils: Any = untyped_cgutils

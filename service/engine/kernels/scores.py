@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from service.bundle.graphs import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
+from service.bundle.quantisation import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
 from service.engine.kernels.float_products import dot, fetch, float_of_bits
 from service.engine.kernels.jit import (
     REORDERED,

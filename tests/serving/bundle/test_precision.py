@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers.altered_bundle import replace_file, rewrite_manifest, set_field
 from helpers.paths import DEMO, GOLDEN
 from numpy.typing import NDArray
-from serving.bundle.test_bundle import replace, rewrite, set_field
 from serving.engine.test_engine import D, K, N, make_bundle
 
 from service import bundle, errors
@@ -209,7 +209,7 @@ def test_matrices_elsewhere_than_they_must_be(tmp_path: Path, fact: str, value: 
     del tensor.external_data[:]
     for key, stated in facts.items():
         tensor.external_data.add(key=key, value=stated)
-    replace(made.path, "experts/001.onnx", model.SerializeToString())
+    replace_file(made.path, "experts/001.onnx", model.SerializeToString())
     with pytest.raises(errors.GraphForbidden, match="outside"):
         bundle.read(made.path)
 
@@ -221,7 +221,7 @@ def test_other_arrays_stay_in_the_graph(tmp_path: Path) -> None:
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights.bin")
-    replace(made.path, "experts/001.onnx", model.SerializeToString())
+    replace_file(made.path, "experts/001.onnx", model.SerializeToString())
     with pytest.raises(errors.GraphForbidden):
         bundle.read(made.path)
 
@@ -229,7 +229,7 @@ def test_other_arrays_stay_in_the_graph(tmp_path: Path) -> None:
 def test_a_matrix_within_the_graph_is_not_version_2(tmp_path: Path) -> None:
     made = write(tmp_path / "1", "fp32")
     inside = graphs.expert_graph(made.expert_weight(1), N)
-    replace(made.path, "experts/001.onnx", inside)
+    replace_file(made.path, "experts/001.onnx", inside)
     with pytest.raises(errors.ShapeWrong):
         bundle.read(made.path)
 
@@ -239,20 +239,20 @@ def test_as_many_are_rescored_as_the_format_says(tmp_path: Path, which: str) -> 
     made = write(tmp_path / "1", "int8")
     model = onnx.load_model_from_string(made.expert_models[1] or b"")
     external(model, which).raw_data = np.array([1], np.int64).tobytes()
-    replace(made.path, "experts/001.onnx", model.SerializeToString())
+    replace_file(made.path, "experts/001.onnx", model.SerializeToString())
     with pytest.raises(errors.ShapeWrong, match=which):
         bundle.read(made.path)
 
 
 def test_a_precision_that_the_files_do_not_have(tmp_path: Path) -> None:
     made = write(tmp_path / "1", "fp32")
-    rewrite(made.path, set_field("precision", "int8"))
+    rewrite_manifest(made.path, set_field("precision", "int8"))
     with pytest.raises(errors.FileSetWrong, match=r"quantised\.bin"):
         bundle.read(made.path)
-    rewrite(made.path, set_field("precision", "fp16"))
+    rewrite_manifest(made.path, set_field("precision", "fp16"))
     with pytest.raises(errors.BundleError):
         bundle.read(made.path)
-    rewrite(made.path, set_field("precision", "int4"))
+    rewrite_manifest(made.path, set_field("precision", "int4"))
     with pytest.raises(errors.ManifestMalformed):
         bundle.read(made.path)
 
@@ -260,7 +260,7 @@ def test_a_precision_that_the_files_do_not_have(tmp_path: Path) -> None:
 def test_a_file_of_matrices_that_is_too_short(tmp_path: Path) -> None:
     made = write(tmp_path / "1", "fp32")
     content = (made.path / "experts/weights.bin").read_bytes()
-    replace(made.path, "experts/weights.bin", content[:-4])
+    replace_file(made.path, "experts/weights.bin", content[:-4])
     with pytest.raises(errors.ShapeWrong, match=r"weights\.bin"):
         bundle.read(made.path)
 

@@ -1,0 +1,227 @@
+"""Reads and verifies a bundle.
+
+No code from the bundle is run: arrays are read without pickle, and graphs are checked against
+a list of operators before ONNX Runtime loads them.
+"""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import errors
+from service.bundle import graph_checks, graphs, snapshots
+from service.bundle.bundle import Bundle
+from service.bundle.format import (
+    CLASSES,
+    GATE,
+    HEAD_GRAPH,
+    HEAD_WEIGHTS,
+    LABELS,
+    MANIFEST,
+    OFFSETS,
+    QUANTISED,
+    QUANTISED_TYPE,
+    SAMPLES,
+    STORED,
+    WEIGHTS,
+    expert_file,
+)
+from service.bundle.graphs import External
+from service.bundle.manifest import FileEntry, Manifest, check_within, read_manifest, sha256
+from service.bundle.snapshots import Snapshot
+
+# Files that are read as a whole: protobuf has this limit, and labels for every class fit in.
+LARGEST_FILE = 2**31 - 1
+
+
+def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool = False) -> Bundle:
+    """Read and verify a bundle; every way it can be wrong is a BundleError of its own.
+
+    Nothing of it stays open: what becomes of the files afterwards changes no answer. A head that
+    is shipped is as large as all experts or larger, so it is left alone unless it is asked for.
+    """
+    manifest = read_manifest(path)
+    wanted = {
+        name: entry
+        for name, entry in manifest.files.items()
+        if head or name not in (HEAD_GRAPH, HEAD_WEIGHTS)
+    }
+    files = {
+        name: _read_file(path, name, entry)
+        for name, entry in wanted.items()
+        if not name.endswith(".bin")
+    }
+    offsets, classes = _read_index(files, manifest)
+    gate = graph_checks.gate_signature(manifest.n_experts, manifest.hidden_size)
+    graph_checks.check_graph(GATE, files[GATE], gate)
+    expert_models: list[bytes | None] = []
+    previews: list[graphs.PreviewSize | None] = []
+    for expert, size in enumerate(manifest.expert_sizes):
+        model = files[expert_file(expert)] if size else None
+        preview = None
+        if model is not None:
+            signature = graph_checks.expert_signature(
+                size,
+                manifest.hidden_size,
+                manifest.n_classes,
+                _external(manifest, int(offsets[expert]), size),
+            )
+            preview = graph_checks.check_graph(expert_file(expert), model, signature)
+        expert_models.append(model)
+        previews.append(preview)
+    if HEAD_GRAPH in files:
+        _check_head(files[HEAD_GRAPH], manifest)
+    # Last, because they are large: nothing is copied for a bundle that is wrong in small things.
+    copied = {
+        name: _copied_file(path, name, entry, snapshot)
+        for name, entry in wanted.items()
+        if name.endswith(".bin")
+    }
+    made = Bundle(
+        path=path,
+        manifest=manifest,
+        gate_model=files[GATE],
+        expert_models=tuple(expert_models),
+        offsets=offsets,
+        classes=classes,
+        labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
+        samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
+        previews=tuple(previews),
+        weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
+        quantised=_numbers(copied, f"experts/{QUANTISED}", QUANTISED_TYPE),
+    )
+    if HEAD_GRAPH not in files:
+        return made
+    weights = _numbers(copied, HEAD_WEIGHTS, STORED[manifest.precision][1])
+    return replace(made, head=_head_layer(made, files[HEAD_GRAPH], weights))
+
+
+def _check_head(graph: bytes, manifest: Manifest) -> None:
+    n_classes, hidden_size = manifest.n_classes, manifest.hidden_size
+    dtype, _ = STORED[manifest.precision]
+    outside = {"W": External(WEIGHTS, 0, dtype, (hidden_size, n_classes))}
+    signature = graph_checks.expert_signature(n_classes, hidden_size, n_classes, outside)
+    if graph_checks.check_graph(HEAD_GRAPH, graph, signature) is not None:
+        raise errors.GraphForbidden(f"{HEAD_GRAPH} is approximated; a head must not be.")
+
+
+def _head_layer(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bundle:
+    """One expert with all classes, which every row goes to with a gate value of 1."""
+    manifest = made.manifest
+    one = manifest.model_copy(
+        update={
+            "n_experts": 1,
+            "expert_sizes": [manifest.n_classes],
+            "precision": "fp16" if manifest.precision == "fp16" else "fp32",
+        }
+    )
+    return replace(
+        made,
+        manifest=one,
+        gate_model=graphs.gate_graph(np.zeros((1, manifest.hidden_size), np.float32)),
+        expert_models=(graph,),
+        offsets=np.array([0, manifest.n_classes]),
+        classes=np.arange(manifest.n_classes, dtype=np.int32),
+        previews=(None,),
+        weights=weights,
+        quantised=None,
+    )
+
+
+def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
+    """What an expert's graph keeps outside itself, given where its classes begin."""
+    if manifest.format_version == 1:
+        return {}
+    hidden_size = manifest.hidden_size
+    dtype, stored = STORED[manifest.precision]
+    at = first * hidden_size
+    if manifest.precision != "int8":
+        return {"W": External(WEIGHTS, at * stored.itemsize, dtype, (hidden_size, size))}
+    shape = (size, hidden_size)
+    return {
+        "W": External(WEIGHTS, at * stored.itemsize, dtype, shape),
+        "W8": External(QUANTISED, at, graphs.INT8, shape),
+    }
+
+
+def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) -> memoryview:
+    """A large file's bytes in memory that processes may share, and that nobody can change."""
+    return snapshot(_checked_file(folder, name, entry), entry.bytes, entry.sha256)
+
+
+def _numbers(copied: dict[str, memoryview], name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    content = copied.get(name)
+    return None if content is None else np.frombuffer(content, dtype)
+
+
+def _read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
+    if entry.bytes > LARGEST_FILE:
+        raise errors.FileSizeWrong(f"{name} has more than {LARGEST_FILE} bytes.")
+    content = _checked_file(folder, name, entry).read_bytes()
+    if sha256(content) != entry.sha256:
+        raise errors.ChecksumWrong(f"{name} does not match its checksum.")
+    return content
+
+
+def _checked_file(folder: Path, name: str, entry: FileEntry) -> Path:
+    file = folder / name
+    if not file.is_file():
+        raise errors.FileMissing(f"{name} is missing from the bundle.")
+    check_within(folder, name)
+    size = file.stat().st_size
+    if size != entry.bytes:
+        raise errors.FileSizeWrong(f"{name} has {size} bytes where {entry.bytes} are expected.")
+    return file
+
+
+def _read_index(
+    files: dict[str, bytes], manifest: Manifest
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    offsets = _read_array(OFFSETS, files[OFFSETS], np.dtype("<i8"), (manifest.n_experts + 1,))
+    classes = _read_array(CLASSES, files[CLASSES], np.dtype("<i4"), (sum(manifest.expert_sizes),))
+    if offsets[0] != 0 or np.diff(offsets).tolist() != manifest.expert_sizes:
+        raise errors.ShapeWrong(f"{OFFSETS} disagrees with the expert sizes of {MANIFEST}.")
+    if classes.size and not 0 <= classes.min() <= classes.max() < manifest.n_classes:
+        raise errors.IndexOutOfRange(
+            f"{CLASSES} has a class id outside 0..{manifest.n_classes - 1}."
+        )
+    for expert in range(manifest.n_experts):
+        steps = np.diff(classes[offsets[expert] : offsets[expert + 1]])
+        if (steps == 0).any():
+            raise errors.DuplicateClass(f"Expert {expert} holds a class twice.")
+        if (steps < 0).any():
+            raise errors.ShapeWrong(f"The classes of expert {expert} are not in ascending order.")
+    return offsets, classes
+
+
+def _read_array(
+    name: str, content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError, MemoryError, RecursionError) as error:
+        raise errors.ArrayMalformed(f"{name} is not a plain .npy array.") from error
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        raise errors.ArrayMalformed(f"{name} is not a {dtype.name} .npy array.")
+    if array.shape != shape:
+        raise errors.ShapeWrong(f"{name} has shape {array.shape}, not {shape}.")
+    return array
+
+
+def _read_labels(content: bytes, n_classes: int) -> tuple[str, ...]:
+    try:
+        labels = tuple(content.decode().removesuffix("\n").split("\n"))
+    except UnicodeDecodeError as error:
+        raise errors.LabelsWrong(f"{LABELS} is not UTF-8 text.") from error
+    if len(labels) != n_classes:
+        raise errors.LabelsWrong(f"{LABELS} has {len(labels)} lines for {n_classes} classes.")
+    return labels
+
+
+def _read_samples(content: bytes, manifest: Manifest) -> NDArray[np.float32]:
+    shape = (manifest.samples, manifest.hidden_size)
+    return _read_array(SAMPLES, content, np.dtype("<f4"), shape)
