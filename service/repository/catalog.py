@@ -1,7 +1,7 @@
-"""Which models and versions are served. What is served is one immutable Catalog, replaced in one
-step on the event loop's thread, so that a request sees all of a change or nothing of it.
+"""Which models and versions are served: one immutable Catalog, replaced in one step on the event
+loop's thread, so that a request sees all of a change or nothing of it.
 
-How versions get here is in `versions.py`, and when in `keeper.py`.
+`loader.py` loads versions, `manager.py` decides when and switches the catalog.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,22 +29,22 @@ class Loading(DSSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One name: what is served of it, and what became of the rest. Versions are newest first."""
+    """One model: its served versions, and why others are not served. Versions are newest first."""
 
     name: str
     versions: Mapping[int, Model] = field(default_factory=dict)
-    # The reasons; one that is also loaded goes on as it was before its bundle was replaced.
+    # version -> reason; one that is also in `versions` serves what it did before its bundle changed
     refused: Mapping[int, str] = field(default_factory=dict)
-    idle: tuple[int, ...] = ()  # found, not loaded
+    idle: tuple[int, ...] = ()  # in the folder, not loaded
     gone: frozenset[int] = frozenset()  # loaded, but no longer in the folder
-    labels: Mapping[str, int] = field(default_factory=dict)  # only loaded versions
-    label_problems: Mapping[str, str] = field(default_factory=dict)  # why a label is not moved
-    unloaded: bool = False  # somebody said so
+    aliases: Mapping[str, int] = field(default_factory=dict)  # alias -> loaded version
+    alias_problems: Mapping[str, str] = field(default_factory=dict)  # why an alias is not moved
+    unloaded: bool = False  # by a request
 
     @property
     def chosen(self) -> Model | None:
-        """What answers if no version is named: the newest, unless a label says otherwise."""
-        pinned = self.labels.get(DEFAULT)
+        """What answers if no version is named: the newest, unless there is the alias `default`."""
+        pinned = self.aliases.get(DEFAULT)
         if pinned is not None:
             return self.versions[pinned]
         return next(iter(self.versions.values()), None)
@@ -64,7 +64,7 @@ class Repository:
         self._default_model = default_model
         self._catalog: Catalog | None = None
         self.loading: tuple[str, int] | None = None  # the version that is being loaded now
-        self.on_switch: list[Callable[[], None]] = []  # for those that keep what they found here
+        self.on_switch: list[Callable[[], None]] = []  # called after every switch
 
     @property
     def loaded(self) -> bool:
@@ -93,21 +93,21 @@ class Repository:
         return entry
 
     def get(self, name: str | None = None, version: str | None = None) -> Model:
-        """The model for a path of the API: no name is the default; a version may be a label."""
+        """The model that a path of the API names, or the default; a version may be an alias."""
         entry = self.entry(self.default_name if name is None else name)
         if version is None or version == DEFAULT:
             if entry.chosen is None:
                 raise ModelNotFound(f"No version of model {entry.name!r} {_why_none(entry)}.")
             return entry.chosen
-        if version in entry.labels:
-            return entry.versions[entry.labels[version]]
+        if version in entry.aliases:
+            return entry.versions[entry.aliases[version]]
         number = int(version) if VERSION.fullmatch(version) else 0
         if number in entry.versions:
             return entry.versions[number]
         raise VersionNotFound(_why_not(entry, version, number))
 
     def listed(self, entry: Entry) -> list[int]:
-        """All versions that are known, newest first."""
+        """All known versions, also the one that is being loaded, newest first."""
         versions = {*entry.versions, *entry.refused, *entry.idle}
         loading = self.loading
         if loading is not None and loading[0] == entry.name:
@@ -115,14 +115,15 @@ class Repository:
         return sorted(versions, reverse=True)
 
     def switch(self, entries: Mapping[str, Entry | None]) -> list[Model]:
-        """Serve these from now on, and no longer what is None; the models that no longer serve."""
+        """Serve these entries, and stop serving those that are None. Returns the models that no
+        longer serve."""
         before = self._catalog or Catalog()
         changed = {**before.entries, **entries}
         kept = {name: entry for name, entry in sorted(changed.items()) if entry is not None}
         self._catalog = Catalog(kept)
         serving = {id(model) for model in self._catalog.models()}
-        for tell in self.on_switch:
-            tell()
+        for notify in self.on_switch:
+            notify()
         return [model for model in before.models() if id(model) not in serving]
 
 
@@ -135,6 +136,6 @@ def _why_not(entry: Entry, version: str, number: int) -> str:
         return f"Version {number} of model {entry.name!r} was refused."
     if number in entry.idle:
         return f"Version {number} of model {entry.name!r} is not loaded."
-    if version in entry.label_problems:
+    if version in entry.alias_problems:
         return f"The label {version!r} of model {entry.name!r} points at no loaded version."
     return f"Model {entry.name!r} has no version {version[:16]!r}."

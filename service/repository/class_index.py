@@ -1,4 +1,4 @@
-"""Which expert holds which class: what a loaded model's index can be asked. Knows no HTTP.
+"""Answers which expert holds which class of a loaded model, and finds classes by their labels.
 
 K experts, N classes, R classes of all experts.
 """
@@ -17,8 +17,8 @@ Order = Literal["number", "class"]
 
 EXPERTS_AT_ONCE = 64
 LABELS_AT_ONCE = 4096
-# Between parts of longer work in a thread, so that the event loop gets its turn at once.
-REST_SECONDS = 0.0002
+# A pause between parts of long work in a thread, so that the event loop can go on at once.
+PAUSE_SECONDS = 0.0002
 
 
 class ExpertNotFound(DSSError):
@@ -40,7 +40,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClassIndex:
-    """A bundle's index. The engine has the same arrays, so it takes up next to nothing."""
+    """A bundle's index; it shares its arrays with the engine."""
 
     n_classes: int
     offsets: NDArray[np.int64]  # [K+1]
@@ -60,7 +60,7 @@ class ClassIndex:
         return number
 
     def find_class(self, text: str) -> int | None:
-        """The class whose id a text is."""
+        """The class whose id is this text."""
         number = _number(text)
         return None if number is None or number >= self.n_classes else number
 
@@ -78,7 +78,7 @@ class ClassIndex:
         return self.classes[self.offsets[expert] : self.offsets[expert + 1]]
 
     def experts_of(self, classes: Sequence[int]) -> Mapping[int, list[int]]:
-        """The experts that hold each of some classes."""
+        """For each of these classes, the experts that hold it."""
         found: dict[int, list[int]] = {number: [] for number in classes}
         places = np.flatnonzero(np.isin(self.classes, np.array(classes, np.int32)))
         experts = np.searchsorted(self.offsets, places, side="right") - 1
@@ -87,15 +87,15 @@ class ClassIndex:
         return found
 
     def matrix(self, rows: int, columns: int, order: Order) -> Matrix:
-        """Experts by classes in at most so many rows and columns, each as wide as the others.
+        """Experts by classes, in at most so many rows and columns of equal size.
 
-        In the order `class` experts stand where their classes do: those that hold neighbouring
-        classes are neighbours. Experts without any class come last.
+        In the order `class`, experts are sorted by the mean of their class ids, so that those that
+        hold neighbouring classes are neighbours. Experts without any class come last.
         """
         experts = np.arange(self.n_experts)
         if order == "class":
-            places = [self._middle(expert) for expert in range(self.n_experts)]
-            experts = np.argsort(places, kind="stable")
+            means = [self._mean_class(expert) for expert in range(self.n_experts)]
+            experts = np.argsort(means, kind="stable")
         expert_edges = _edges(self.n_experts, rows)
         class_edges = _edges(self.n_classes, columns)
         counts = np.zeros((len(expert_edges) - 1, len(class_edges) - 1), np.int64)
@@ -104,10 +104,10 @@ class ClassIndex:
                 # Classes ascend, so where the edges fall between them says how many lie between.
                 counts[row] += np.diff(np.searchsorted(self.held(expert), class_edges))
             if row % EXPERTS_AT_ONCE == EXPERTS_AT_ONCE - 1:
-                sleep(REST_SECONDS)
+                sleep(PAUSE_SECONDS)
         return Matrix(experts, expert_edges, class_edges, counts)
 
-    def _middle(self, expert: int) -> float:
+    def _mean_class(self, expert: int) -> float:
         held = self.held(expert)
         return float(held.mean()) if len(held) else float(self.n_classes)
 
@@ -130,7 +130,7 @@ def search_labels(labels: NDArray[np.object_], text: str, most: int) -> list[int
                 rank.append(begin + at)
         if len(ranks[0]) == most:
             break
-        sleep(REST_SECONDS)
+        sleep(PAUSE_SECONDS)
     return [number for rank in ranks for number in rank][:most]
 
 

@@ -1,7 +1,8 @@
-"""What somebody has said about models: unload this one, look at that one now.
+"""Which models clients have asked to unload, or to load again now.
 
-It holds until the server ends. Several workers have it in a file of their folder, and each shows
-how much of it it has done, so that an answer can mean: all of them have.
+These requests hold until the server ends. Several workers keep them in a file of their shared
+folder, and each publishes the generation that it has applied, so that the worker that took a
+request can wait until all workers have applied it.
 """
 
 import asyncio
@@ -19,33 +20,33 @@ from service.shared_state.counters import Counters
 from service.shared_state.worker_table import WorkerTable
 
 FILE = "repository.json"
-APPLIED = ("applied",)
-ASK_SECONDS = 0.02
+APPLIED = ("applied",)  # the block of counters that holds the generation a worker has applied
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class DesiredState:
     generation: int = 0
     unloaded: tuple[str, ...] = ()
-    asked: Mapping[str, int] = field(default_factory=dict)  # to look at, and in which generation
+    load_requests: Mapping[str, int] = field(default_factory=dict)  # model -> generation
 
     def load(self, name: str) -> "DesiredState":
-        """Forget that it was unloaded, and look at it anew."""
+        """The model is no longer unloaded, and its folder is read again."""
         generation = self.generation + 1
         unloaded = tuple(other for other in self.unloaded if other != name)
-        return DesiredState(generation, unloaded, {**self.asked, name: generation})
+        return DesiredState(generation, unloaded, {**self.load_requests, name: generation})
 
     def unload(self, name: str) -> "DesiredState":
         unloaded = tuple(sorted({*self.unloaded, name}))
-        return DesiredState(self.generation + 1, unloaded, self.asked)
+        return DesiredState(self.generation + 1, unloaded, self.load_requests)
 
-    def look(self) -> "DesiredState":
-        """Everyone looks at the folder now."""
+    def rescan(self) -> "DesiredState":
+        """All workers read the models folder again."""
         return replace(self, generation=self.generation + 1)
 
-    def since(self, generation: int) -> set[str]:
-        """Which models were to be looked at after a generation."""
-        return {name for name, asked in self.asked.items() if asked > generation}
+    def requested_since(self, generation: int) -> set[str]:
+        """The models that were to be loaded in a later generation."""
+        return {name for name, at in self.load_requests.items() if at > generation}
 
 
 class DesiredStateStore(ABC):
@@ -53,56 +54,56 @@ class DesiredStateStore(ABC):
     def read(self) -> DesiredState: ...
 
     @abstractmethod
-    def say(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        """Nobody else changes it meanwhile."""
+    def update(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
+        """Store the changed state; no other worker changes it meanwhile."""
 
     @abstractmethod
-    def applied(self, generation: int) -> None:
-        """This process has done what was said."""
+    def acknowledge(self, generation: int) -> None:
+        """This process has applied a generation."""
 
     @abstractmethod
-    async def all_applied(self, generation: int, seconds: float) -> bool:
-        """Whether all have, within so many seconds."""
+    async def wait_until_acknowledged(self, generation: int, seconds: float) -> bool:
+        """Whether all workers have applied a generation within so many seconds."""
 
     @abstractmethod
-    def alone(self) -> AbstractContextManager[None]:
-        """No other worker is in here. Only for an instant: the event loop waits."""
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other workers out. Only for an instant, since the event loop waits."""
 
 
 class LocalStateStore(DesiredStateStore):
-    """Of a server that is one process."""
+    """The store of a server that is one process."""
 
     def __init__(self) -> None:
-        self._said = DesiredState()
+        self._state = DesiredState()
 
     def read(self) -> DesiredState:
-        return self._said
+        return self._state
 
-    def say(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        self._said = change(self._said)
-        return self._said
+    def update(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
+        self._state = change(self._state)
+        return self._state
 
-    def applied(self, generation: int) -> None:
+    def acknowledge(self, generation: int) -> None:
         del generation
 
-    async def all_applied(self, generation: int, seconds: float) -> bool:
+    async def wait_until_acknowledged(self, generation: int, seconds: float) -> bool:
         del generation, seconds
         return True
 
-    def alone(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class SharedStateStore(DesiredStateStore):
-    """Of one worker of several; `folder` is theirs alone."""
+    """The store of one of several workers; `folder` belongs to the workers of one server."""
 
     def __init__(
-        self, folder: Path, cells: Counters, read_roster: Callable[[], WorkerTable]
+        self, folder: Path, counters: Counters, read_workers: Callable[[], WorkerTable]
     ) -> None:
         self._file = folder / FILE
         self._lock = folder / f"{FILE}.lock"
-        self._cells = cells
-        self._read_roster = read_roster
+        self._counters = counters
+        self._read_workers = read_workers
 
     def read(self) -> DesiredState:
         try:
@@ -110,31 +111,31 @@ class SharedStateStore(DesiredStateStore):
         except FileNotFoundError:
             return DesiredState()
 
-    def say(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        with self.alone():
-            said = change(self.read())
+    def update(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
+        with self.locked():
+            state = change(self.read())
             unfinished = self._file.with_suffix(f".{os.getpid()}.new")
-            unfinished.write_text(json.dumps(asdict(said)))
+            unfinished.write_text(json.dumps(asdict(state)))
             unfinished.rename(self._file)
-        return said
+        return state
 
-    def applied(self, generation: int) -> None:
-        self._cells.block(APPLIED, 1)[0] = generation
+    def acknowledge(self, generation: int) -> None:
+        self._counters.block(APPLIED, 1)[0] = generation
 
-    async def all_applied(self, generation: int, seconds: float) -> bool:
+    async def wait_until_acknowledged(self, generation: int, seconds: float) -> bool:
         until = monotonic() + seconds
-        while not self._all_applied(generation):
+        while not self._all_acknowledged(generation):
             if monotonic() > until:
                 return False
-            await asyncio.sleep(ASK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return True
 
-    def _all_applied(self, generation: int) -> bool:
-        shown = {sheet.worker: sheet.values[0] for sheet in self._cells.blocks(APPLIED)}
-        return all(shown.get(worker, -1) >= generation for worker in self._read_roster().workers)
+    def _all_acknowledged(self, generation: int) -> bool:
+        applied = {block.worker: block.values[0] for block in self._counters.blocks(APPLIED)}
+        return all(applied.get(worker, -1) >= generation for worker in self._read_workers().workers)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -1,7 +1,7 @@
-"""What lies in a models folder: models/<name>/<version>/, a version being 1, 2, 3, ...
+"""Scans a models folder: models/<name>/<version>/, a version being 1, 2, 3, ...
 
-Only names, sizes and times are read here, again and again, so it must be cheap. A folder without a
-manifest is half-written or something else: not a bundle.
+A scan reads only names, sizes and times, because it is repeated every few seconds. A folder without
+a manifest is still being written, or something else, and is no bundle.
 """
 
 import os
@@ -13,27 +13,27 @@ from pathlib import Path
 
 from service.bundle.format import MANIFEST
 from service.errors import ModelsFolderMissing
-from service.repository import version_labels as labels
+from service.repository import version_labels
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
-MOST_FILES = 10_000  # of a bundle that was refused, whose files are looked at
+MOST_FILES = 10_000  # of a refused bundle that are checked for changes
 
-Stamp = tuple[int, int, int]  # when it was changed, its size, and which file it is
-Look = tuple[tuple[str, Stamp], ...]
+Stamp = tuple[int, int, int]  # when a file was changed, its size, its inode
+FileStamps = tuple[tuple[str, Stamp], ...]
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """One model's folder."""
+    """One model's folder, as a scan found it."""
 
     path: Path
-    versions: Mapping[int, Stamp]  # of the manifest, the newest version first
-    labels: bytes | None
+    versions: Mapping[int, Stamp]  # stamps of the manifests, the newest version first
+    aliases: bytes | None  # the content of labels.json
 
 
 def scan(folder: Path, before: Mapping[str, ModelFolder] | None = None) -> dict[str, ModelFolder]:
-    """The models of a folder, names in order; `before` for those that cannot be read now."""
+    """The models of a folder, by name; those that cannot be read now as they were `before`."""
     found: dict[str, ModelFolder] = {}
     try:
         models = sorted(folder.iterdir())
@@ -49,7 +49,7 @@ def scan(folder: Path, before: Mapping[str, ModelFolder] | None = None) -> dict[
         try:
             versions = dict(sorted(_versions(model), reverse=True))
             if versions:
-                found[model.name] = ModelFolder(model, versions, labels.content(model))
+                found[model.name] = ModelFolder(model, versions, version_labels.content(model))
         except FileNotFoundError:  # it was just removed
             continue
         except OSError:
@@ -73,8 +73,8 @@ def manifest_stamp(path: Path) -> Stamp | None:
         return None
 
 
-def file_stamps(path: Path) -> Look:
-    """All files of a bundle as they are now: a copy that is completed or mended looks different."""
+def file_stamps(path: Path) -> FileStamps:
+    """The stamps of all files of a bundle: they change when a copy is completed or repaired."""
     return tuple(sorted(islice(_files(path), MOST_FILES)))
 
 

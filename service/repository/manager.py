@@ -1,8 +1,8 @@
-"""Keeps what is served in step with the models folder, and with what somebody has said.
+"""Reconciles what is served with the models folder, and with requests to load and unload.
 
-The folder is looked at every few seconds, which works on every kind of file system. A new version
-is loaded and warmed up in a thread, then the event loop switches to it in one step; what no longer
-serves answers what it has taken, and is let go.
+The folder is scanned every few seconds, which works on every kind of file system. A new version is
+loaded and warmed up in a thread, then the event loop switches to it in one step. A version that no
+longer serves answers the requests it has accepted and is closed.
 """
 
 import asyncio
@@ -22,7 +22,13 @@ from service.repository.desired_state import DesiredState, DesiredStateStore
 from service.repository.folder import ModelFolder
 from service.repository.loader import Loader
 from service.repository.model import Model
-from service.repository.version_labels import LABEL, LabelNotFound, LabelNotMoved, LabelsMalformed
+from service.repository.version_labels import (
+    LABEL,
+    Aliases,
+    LabelNotFound,
+    LabelNotMoved,
+    LabelsMalformed,
+)
 from service.telemetry.metrics.registry import Metrics
 
 logger = logging.getLogger(__name__)
@@ -30,18 +36,18 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TICK_SECONDS = 0.1  # how soon a worker hears what was said to another
-FOLLOW_SECONDS = 120.0  # how long the others may take to do it
+TICK_SECONDS = 0.1  # how soon a worker notices a request that another one took
+FOLLOW_SECONDS = 120.0  # how long the others may take to apply it
 
 
 class LoadFailed(DSSError):
-    """What was to be loaded was refused."""
+    """The newest version of a model that was to be loaded was refused."""
 
     kind = Kind.BAD_REQUEST
 
 
 class WorkersBehind(DSSError):
-    """Another worker has not yet done what this one has."""
+    """Another worker has not yet applied a request that this one has."""
 
     kind = Kind.TIMEOUT
 
@@ -52,175 +58,175 @@ class ModelManager:
         folder: Path,
         repository: Repository,
         loader: Loader,
-        board: DesiredStateStore,
+        store: DesiredStateStore,
         metrics: Metrics,
         poll_seconds: float,
     ) -> None:
         self._folder = folder
         self._repository = repository
         self._loader = loader
-        self._board = board
+        self._store = store
         self._metrics = metrics
         self._poll_seconds = poll_seconds  # 0: never
-        self._applied = 0  # the generation of what was said
-        self._missing = False  # the whole folder, as was said in the log
-        self._turn = asyncio.Lock()
+        self._applied = 0  # the generation of the desired state
+        self._folder_missing = False  # and the log says so
+        self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "loader")
         self._stopping = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
 
-    # --- the life of a server -----------------------------------------------------------------
+    # --- from the start of a server to its end ------------------------------------------------
 
     def load(self) -> None:
-        """Read every model. Nothing is served before the end; for a thread, or no event loop."""
-        said = self._board.read()
+        """Load every model, then serve them all; called in a thread, or without an event loop."""
+        desired = self._store.read()
         found = folders.scan(self._folder)
         before = self._repository.catalog.entries if self._repository.loaded else {}
         entries = {
-            name: self._loader.bring(
-                name, found.get(name), before.get(name), unloaded=name in said.unloaded
+            name: self._loader.load_entry(
+                name, found.get(name), before.get(name), unloaded=name in desired.unloaded
             )
             for name in sorted({*found, *before})
         }
         self._repository.switch(entries)
-        self._show(before, entries)
+        self._update_metrics(before, entries)
         self._metrics.forget_strangers()
-        self._done(said)
+        self._acknowledge(desired)
 
     async def run(self) -> None:
-        """Load everything, then follow what happens, until `close`."""
+        """Load every model, then follow the folder and the desired state until `close`."""
         await self._in_thread(self.load)
-        looked = monotonic()
+        scanned = monotonic()
         while not await self._stopped_within(TICK_SECONDS):
-            due = 0 < self._poll_seconds <= monotonic() - looked
+            due = 0 < self._poll_seconds <= monotonic() - scanned
             try:
-                if due or self._board.read().generation > self._applied:
-                    await self._look()
-                    looked = monotonic()
+                if due or self._store.read().generation > self._applied:
+                    await self._reconcile()
+                    scanned = monotonic()
             except Exception:
-                logger.exception("Looking at the models failed.")
-                looked = monotonic()
+                logger.exception("Following the models folder failed; it is tried again.")
+                scanned = monotonic()
 
     def stop(self) -> None:
         self._stopping.set()
 
     async def close(self) -> None:
         self.stop()
-        async with self._turn:
+        async with self._lock:
             models = list(self._repository.catalog.models()) if self._repository.loaded else []
             for model in models:
                 await model.close()
             await asyncio.gather(*self._retiring)
             self._thread.shutdown(wait=False)
 
-    # --- what somebody says -------------------------------------------------------------------
+    # --- requests of clients ------------------------------------------------------------------
 
     async def load_model(self, name: str) -> None:
-        """Look at a model now, whatever was said or refused before; its newest version serves."""
-        found = await self._in_thread(folders.scan, self._folder, self._loader.seen)
+        """Load a model's newest version now, also if it was unloaded or refused before."""
+        found = await self._in_thread(folders.scan, self._folder, self._loader.folders)
         if name not in found and name not in self._repository.catalog.entries:
             raise ModelNotFound(f"There is no model {name[:64]!r}.")
-        await self._say(lambda said: said.load(name))
+        await self._request(lambda desired: desired.load(name))
         entry = self._repository.catalog.entries.get(name, Entry(name))
         newest = max([*entry.versions, *entry.refused, *entry.idle], default=None)
         if newest is None or newest in entry.refused or newest not in entry.versions:
             raise LoadFailed(_why_failed(entry, newest))
 
     async def unload_model(self, name: str) -> None:
-        """Serve nothing of a model until somebody loads it."""
+        """Serve no version of a model until a client asks to load it."""
         self._repository.entry(name)
-        await self._say(lambda said: said.unload(name))
+        await self._request(lambda desired: desired.unload(name))
 
-    async def set_label(self, name: str, label: str, version: int) -> None:
-        """Point a label at a version that can be served; otherwise nothing changes."""
-        if not LABEL.fullmatch(label):
-            raise LabelNotMoved(f"{label[:40]!r} cannot be a label.")
-        async with self._turn:
-            entry, found = await self._present(name)
-            wanted = {**_current(found), label: version}
-            brought = await self._in_thread(self._loader.bring, name, found, entry, wanted=wanted)
-            assert brought is not None  # noqa: S101  there is a folder
-            try:
-                if brought.labels.get(label) != version:
-                    raise LabelNotMoved(brought.label_problems[label])
-                self._write(found.path, lambda current: {**current, label: version})
-            except LabelNotMoved:
-                self._loader.forget_look(name)
-                self._retire(brought.versions.values(), serving=entry.versions.values())
-                raise
-            self._switch(name, brought)
-        await self._say(DesiredState.look)
-
-    async def remove_label(self, name: str, label: str) -> None:
-        async with self._turn:
-            _, found = await self._present(name)
-            if label not in _current(found):
-                raise LabelNotFound(f"Model {name!r} has no label {label[:40]!r}.")
-            self._write(
-                found.path,
-                lambda current: {other: to for other, to in current.items() if other != label},
+    async def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Point an alias at a version. If that cannot be served, nothing changes."""
+        if not LABEL.fullmatch(alias):
+            raise LabelNotMoved(f"{alias[:40]!r} cannot be a label.")
+        async with self._lock:
+            before, found = await self._model_in_folder(name)
+            aliases = {**_parse(found.aliases), alias: version}
+            entry = await self._in_thread(
+                self._loader.load_entry, name, found, before, aliases=aliases
             )
-        await self._say(DesiredState.look)
+            assert entry is not None  # noqa: S101  there is a folder
+            try:
+                if entry.aliases.get(alias) != version:
+                    raise LabelNotMoved(entry.alias_problems[alias])
+                self._write_aliases(found.path, lambda current: {**current, alias: version})
+            except LabelNotMoved:
+                self._loader.forget_folder(name)
+                self._retire(entry.versions.values(), serving=before.versions.values())
+                raise
+            self._switch(name, entry)
+        await self._request(DesiredState.rescan)
 
-    async def _present(self, name: str) -> tuple[Entry, ModelFolder]:
-        """A model that has a folder now and is not unloaded."""
+    async def remove_alias(self, name: str, alias: str) -> None:
+        async with self._lock:
+            _, found = await self._model_in_folder(name)
+            if alias not in _parse(found.aliases):
+                raise LabelNotFound(f"Model {name!r} has no label {alias[:40]!r}.")
+            self._write_aliases(
+                found.path,
+                lambda current: {other: to for other, to in current.items() if other != alias},
+            )
+        await self._request(DesiredState.rescan)
+
+    async def _model_in_folder(self, name: str) -> tuple[Entry, ModelFolder]:
+        """A model that is not unloaded, and its folder as it is now."""
         entry = self._repository.entry(name)
-        found = await self._in_thread(folders.scan, self._folder, self._loader.seen)
+        found = await self._in_thread(folders.scan, self._folder, self._loader.folders)
         if name not in found:
             raise LabelNotMoved(f"The folder of model {name!r} is gone.")
         if entry.unloaded:
             raise LabelNotMoved(f"Model {name!r} was unloaded; load it first.")
         return entry, found[name]
 
-    def _write(
-        self, path: Path, change: Callable[[version_labels.Labels], version_labels.Labels]
-    ) -> None:
-        with self._board.alone():
-            current = _parsed(version_labels.content(path))
+    def _write_aliases(self, path: Path, change: Callable[[Aliases], Aliases]) -> None:
+        with self._store.locked():
+            current = _parse(version_labels.content(path))
             version_labels.write(path, change(current))
 
-    async def _say(self, change: Callable[[DesiredState], DesiredState]) -> None:
-        """Say it to all workers, and come back when all have done it."""
-        said = self._board.say(change)
-        await self._look()
-        if not await self._board.all_applied(said.generation, FOLLOW_SECONDS):
+    async def _request(self, change: Callable[[DesiredState], DesiredState]) -> None:
+        """Change the desired state, and return when all workers have applied it."""
+        desired = self._store.update(change)
+        await self._reconcile()
+        if not await self._store.wait_until_acknowledged(desired.generation, FOLLOW_SECONDS):
             raise WorkersBehind(
                 f"Another worker has not followed within {FOLLOW_SECONDS:g} s; it may yet do so."
             )
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- following the folder -----------------------------------------------------------------
 
-    async def _look(self) -> None:
-        async with self._turn:
-            said = self._board.read()
-            fresh = said.since(self._applied)
+    async def _reconcile(self) -> None:
+        async with self._lock:
+            desired = self._store.read()
+            requested = desired.requested_since(self._applied)
             found = await self._in_thread(self._scan)
             entries = self._repository.catalog.entries
-            changed = await self._in_thread(self._loader.changed, found, entries, said.unloaded)
-            for name in sorted({*changed, *(fresh & {*found, *entries})}):
+            changed = await self._in_thread(self._loader.changed, found, entries, desired.unloaded)
+            for name in sorted({*changed, *(requested & {*found, *entries})}):
                 if self._stopping.is_set():
                     return
-                if name in fresh:
+                if name in requested:
                     self._loader.forget_refusals(name)
                 entry = await self._in_thread(
-                    self._loader.bring,
+                    self._loader.load_entry,
                     name,
                     found.get(name),
                     entries.get(name),
-                    unloaded=name in said.unloaded,
+                    unloaded=name in desired.unloaded,
                 )
                 self._switch(name, entry)
-            self._done(said)
+            self._acknowledge(desired)
 
     def _scan(self) -> Mapping[str, ModelFolder]:
         try:
-            found: Mapping[str, ModelFolder] = folders.scan(self._folder, self._loader.seen)
+            found: Mapping[str, ModelFolder] = folders.scan(self._folder, self._loader.folders)
         except ModelsFolderMissing as error:
-            if not self._missing:
-                logger.error("%s What is loaded goes on.", error)
-            self._missing = True
-            return dict(self._loader.seen)
-        self._missing = False
+            if not self._folder_missing:
+                logger.error("%s The loaded models keep serving.", error)
+            self._folder_missing = True
+            return dict(self._loader.folders)
+        self._folder_missing = False
         return found
 
     def _switch(self, name: str, entry: Entry | None) -> None:
@@ -228,35 +234,37 @@ class ModelManager:
         if entry == before:
             return
         retired = self._repository.switch({name: entry})
-        self._show({} if before is None else {name: before}, {name: entry})
+        self._update_metrics({} if before is None else {name: before}, {name: entry})
         self._retire(retired)
 
-    def _show(self, before: Mapping[str, Entry], entries: Mapping[str, Entry | None]) -> None:
+    def _update_metrics(
+        self, before: Mapping[str, Entry], entries: Mapping[str, Entry | None]
+    ) -> None:
         for name, entry in entries.items():
             old, new = before.get(name, Entry(name)), entry or Entry(name)
             self._metrics.versions.show_refused(name, old.refused, new.refused)
-            self._metrics.versions.show_labels(name, old.labels, new.labels)
+            self._metrics.versions.show_labels(name, old.aliases, new.aliases)
 
-    def _done(self, said: DesiredState) -> None:
-        self._applied = said.generation
-        self._board.applied(said.generation)
+    def _acknowledge(self, desired: DesiredState) -> None:
+        self._applied = desired.generation
+        self._store.acknowledge(desired.generation)
 
-    # --- letting go ---------------------------------------------------------------------------
+    # --- closing models that no longer serve --------------------------------------------------
 
     def _retire(self, models: Collection[Model], serving: Collection[Model] = ()) -> None:
         for model in models:
             if not any(model is other for other in serving):
-                task = asyncio.create_task(self._let_go(model))
+                task = asyncio.create_task(self._close_model(model))
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
 
-    async def _let_go(self, model: Model) -> None:
-        """What it has taken is answered first."""
+    async def _close_model(self, model: Model) -> None:
+        """Requests that it has accepted are answered first."""
         await model.close()
         self._metrics.forget(model.metrics)
         logger.info("Unloaded %s/%d.", model.name, model.version)
         del model
-        await self._in_thread(give_back)
+        await self._in_thread(release_memory)
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -272,22 +280,18 @@ class ModelManager:
             return False
 
 
-def give_back() -> None:
-    """The allocator keeps what was freed unless asked; of large matrices it would keep several."""
+def release_memory() -> None:
+    """Return freed memory to the system; the allocator would keep that of several matrices."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc
         trim(0)
 
 
-def _current(found: ModelFolder) -> version_labels.Labels:
-    return _parsed(found.labels)
-
-
-def _parsed(content: bytes | None) -> version_labels.Labels:
+def _parse(content: bytes | None) -> Aliases:
     try:
         return version_labels.parse(content)
     except LabelsMalformed as error:
-        raise LabelNotMoved(f"{error} Mend it first.") from error
+        raise LabelNotMoved(f"{error} Correct the file first.") from error
 
 
 def _why_failed(entry: Entry, newest: int | None) -> str:

@@ -1,4 +1,4 @@
-"""One loaded version of a model: its facts, its engine and the queue before it."""
+"""One loaded version of a model: its manifest, its engine and the batcher in front of it."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class Model:
     shadow: Shadow | None
 
     async def close(self) -> None:
-        """What it has taken is answered first."""
+        """Answer the requests that were accepted, then stop."""
         await self.batcher.close()
         if self.shadow is not None:
             await asyncio.to_thread(self.shadow.close)
@@ -72,7 +72,7 @@ def open_model(
     engine_factory: EngineFactory,
     snapshot: Snapshot = snapshots.private_copy,
 ) -> Model:
-    """Read a bundle and make it answer. The bundle itself is let go: the engine has its graphs."""
+    """Read a bundle, build its engine and warm it up. The engine keeps what it needs of it."""
     rate = settings.shadow.rate
     opened = bundle.read(path, snapshot, head=rate > 0)
     engine = engine_factory(opened, settings.engine.threads)
@@ -130,7 +130,7 @@ def open_model(
 
 
 def _known_rows(opened: Bundle) -> NDArray[np.float32]:
-    """Rows to try a bundle with: its samples, or zeros."""
+    """Query rows to try a bundle with: its samples, or zeros."""
     samples = opened.samples
     if samples is not None:
         samples = samples[np.isfinite(samples).all(axis=1)]
@@ -140,7 +140,7 @@ def _known_rows(opened: Bundle) -> NDArray[np.float32]:
 
 
 def _check_answers(engine: TopKEngine, known: NDArray[np.float32]) -> None:
-    """Checksums say that a bundle is as it was written, not that it was written well."""
+    """Refuse a bundle whose checksums are right but whose answers are not finite."""
     answers = engine.topk(known[:1], min(DEFAULT_K, engine.n_reachable))
     if not np.isfinite(answers.log_probs).all():
         raise AnswersNotFinite("The bundle answers a row with NaN or infinity.")

@@ -1,11 +1,11 @@
-"""Where workers come from: a process that has imported the server, and forks.
+"""The fork server: a process that has imported the server, and forks workers from itself.
 
 Importing takes longer than everything else that a worker does before it answers. Done once, here,
-it costs a dead worker's heir nothing, and what it leaves in memory is shared by all. This process
-has one thread when it forks, so no lock can be held by a thread that the fork leaves behind.
+it costs a replacement no time, and its memory is shared by all workers. This process has a single
+thread when it forks, so no lock can be held by a thread that does not exist after the fork.
 
-A worker is made in two steps, so that it becomes the child of the supervisor, who then hears of its
-end: a process whose parent has ended is given to the next one above that asked for such orphans.
+A worker is forked twice: the process in between ends at once, so the kernel makes the supervisor,
+which is the subreaper, the worker's parent. The supervisor then learns of the worker's end.
 """
 
 import gc
@@ -18,12 +18,12 @@ from importlib import import_module
 
 from service.engine.kernels import call_counts
 from service.server import worker
-from service.server.messages import LONGEST_ORDER, Order, Orders
+from service.server.messages import LONGEST_REQUEST, WorkerConfig, WorkerRequest
 
 logger = logging.getLogger(__name__)
 
-# What a server imports late, when it starts or loads a bundle.
-LATE = (
+# Modules that a server imports only when it starts or loads a bundle.
+LATE_IMPORTS = (
     "service.engine.compiled",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
@@ -32,38 +32,39 @@ LATE = (
 
 
 def main() -> None:
-    for name in LATE:
-        with suppress(ImportError):  # whoever needs it will say so
+    for name in LATE_IMPORTS:
+        with suppress(ImportError):  # the worker that needs it will fail and say so
             import_module(name)
     call_counts.compiled_tally()
     gc.collect()
-    gc.freeze()  # a worker's collector would write to what it looks at, and so make it private
-    orders = Orders.model_validate_json(sys.stdin.read())
+    gc.freeze()  # a worker's collector would write to these objects, which copies their pages
+    config = WorkerConfig.model_validate_json(sys.stdin.read())
     with socket.socket(fileno=int(sys.argv[1])) as supervisor:
-        born = await_birth(supervisor)
-    if born is not None:
-        worker.run(orders, *born)
+        requested = serve_requests(supervisor)
+    if requested is not None:
+        worker.run(config, *requested)
 
 
-def await_birth(supervisor: socket.socket) -> tuple[Order, socket.socket] | None:
-    """In each worker: what to do, and its channel. Here: nothing, once the supervisor has gone."""
+def serve_requests(supervisor: socket.socket) -> tuple[WorkerRequest, socket.socket] | None:
+    """Returns in each worker, with its request and its channel to the supervisor; in the fork
+    server once the supervisor has ended, with None."""
     while True:
-        said, descriptors, _, _ = socket.recv_fds(supervisor, LONGEST_ORDER, 1)
-        if not said:
+        message, descriptors, _, _ = socket.recv_fds(supervisor, LONGEST_REQUEST, 1)
+        if not message:
             return None
-        for descriptor in descriptors:  # one, or none if no more can be open
+        for descriptor in descriptors:  # one, or none if this process has no free descriptor
             channel = socket.socket(fileno=descriptor)
-            if _in_the_worker():
-                return Order.model_validate_json(said), channel
+            if _fork_worker():
+                return WorkerRequest.model_validate_json(message), channel
             channel.close()
 
 
-def _in_the_worker() -> bool:
-    """True in a new process, whose parent is not this one. If there can be none: False here."""
+def _fork_worker() -> bool:
+    """True in the worker, False in the fork server."""
     try:
         between = os.fork()
     except OSError as error:
-        logger.error("No worker can be made: %s.", error.strerror)
+        logger.error("No worker can be forked: %s.", error.strerror)
         return False
     if between:
         os.waitpid(between, 0)
@@ -72,7 +73,7 @@ def _in_the_worker() -> bool:
         if not os.fork():
             return True
     except OSError as error:
-        logger.error("No worker can be made: %s.", error.strerror)
+        logger.error("No worker can be forked: %s.", error.strerror)
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""How the supervisor has workers made, and becomes their parent. See `nursery.py`."""
+"""Starts the fork server (`forkserver.py`) and requests workers from it."""
 
 import contextlib
 import ctypes
@@ -11,61 +11,62 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from service.server.messages import Order, Orders
+from service.server.messages import WorkerConfig, WorkerRequest
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class ForkServer:
-    """The process that workers are forked from."""
+    """The fork server's process, as the supervisor sees it."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self.started = monotonic()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
-        with theirs, _in_memory(orders.model_dump_json()) as told:
+        with theirs, _memory_file(config.model_dump_json()) as config_file:
             self.process = subprocess.Popen(  # noqa: S603
-                # Wherever it is started: the package that this is, not one of that name nearby.
+                # -P: this very package, not one of the same name in the working directory.
                 [sys.executable, "-P", "-m", "service.server.forkserver", str(theirs.fileno())],
-                # numpy's library would start threads, which a process that forks must not have.
+                # OpenBLAS would start threads, which a process that forks must not have.
                 env={**os.environ, "PYTHONPATH": _import_path(), "OPENBLAS_NUM_THREADS": "1"},
-                stdin=told,
+                stdin=config_file,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the supervisor, which passes it on
             )
 
-    def order(self, order: Order, channel: socket.socket) -> None:
-        """If it has died, the channel is closed with it, which the supervisor notices."""
+    def request_worker(self, request: WorkerRequest, channel: socket.socket) -> None:
+        """If the fork server has died, the channel closes, which the supervisor notices."""
         with contextlib.suppress(OSError):
-            told = order.model_dump_json().encode()
-            socket.send_fds(self._channel, [told], [channel.fileno()])
+            message = request.model_dump_json().encode()
+            socket.send_fds(self._channel, [message], [channel.fileno()])
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
 
-    def buried(self, status: int) -> None:
+    def reaped(self, status: int) -> None:
+        """The supervisor has already waited for the process."""
         self._channel.close()
-        self.process.returncode = status  # it need not be waited for again
+        self.process.returncode = status
 
 
-def _in_memory(text: str) -> IO[bytes]:
-    """A file that holds secrets must have no name, and a pipe would not hold it all."""
-    file = os.fdopen(os.memfd_create("orders"), "r+b")
+def _memory_file(text: str) -> IO[bytes]:
+    """The settings hold secrets, so the file has no name; a pipe could be too small for them."""
+    file = os.fdopen(os.memfd_create("config"), "r+b")
     file.write(text.encode())
     file.seek(0)
     return file
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every process below whose own parent ends."""
+def become_subreaper() -> None:
+    """Become the parent of every descendant whose own parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "Orphans cannot be adopted")
+        raise OSError(ctypes.get_errno(), "This process cannot become a subreaper")
 
 
 def _import_path() -> str:
-    """For a process that shall import the same modules."""
+    """PYTHONPATH for a process that shall import the same modules."""
     here = str(Path(__file__).parents[2])
     return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])

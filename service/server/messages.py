@@ -1,29 +1,30 @@
-"""What the supervisor of several workers, the process that forks them and a worker say."""
+"""The messages between the supervisor, the fork server and the workers."""
 
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-# What a worker says: that it exists, with its process id; that it takes connections; that its
-# event loop turns, and whether its default model is there.
-BORN, READY, BEAT, EMPTY_BEAT = b"b", b"r", b"h", b"e"
-# What it is told: to take the connection that comes with it; what a first and a second signal mean.
-CONNECTION, TERMINATE, INTERRUPT, AT_ONCE = b"c", b"t", b"i", b"n"
+# Worker to supervisor: it has started (with its process id); it takes connections; its event loop
+# runs and it can answer; its event loop runs, but it has no model to answer with.
+STARTED, READY, HEARTBEAT, HEARTBEAT_NO_MODEL = b"b", b"r", b"h", b"e"
+# Supervisor to worker: take the connection that comes with it; stop as after SIGTERM; stop as after
+# SIGINT; stop at once.
+CONNECTION, TERMINATE, INTERRUPT, STOP_NOW = b"c", b"t", b"i", b"n"
 
-BEAT_SECONDS = 0.25
-LONGEST_ORDER = 256
+HEARTBEAT_SECONDS = 0.25
+LONGEST_REQUEST = 256  # bytes of a WorkerRequest
 
 
-class Orders(BaseModel):
-    """What every worker is told when it starts."""
+class WorkerConfig(BaseModel):
+    """Supervisor to fork server, when it starts: what every worker is started with."""
 
     settings: dict[str, Any]
     folder: Path
 
 
-class Order(BaseModel):
-    """... and what each is told besides."""
+class WorkerRequest(BaseModel):
+    """Supervisor to fork server: fork a worker."""
 
     number: int
     replaces: bool  # a worker that died

@@ -1,11 +1,11 @@
-"""Runs the application under uvicorn, and stops it gently.
+"""Runs the application under uvicorn, and stops it without failing requests.
 
 SIGTERM: /readyz fails while requests are still answered, so that load balancers notice; then no
 connection is accepted, requests under way finish, and the process ends with status 0. SIGINT, from
 someone at a terminal, skips the first step. A second signal ends everything at once.
 
-A process that only a restart would help ends with a failure: an engine beyond help, or an event
-loop that stands still.
+A process that only a restart can repair ends with a failure: an engine that cannot be started
+again, or a blocked event loop.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def serve(settings: Settings) -> None:
     logger.info("%s", cpu_quota.summary(settings.workers, settings.engine.threads))
     server = Server(create_app(settings), settings)
     gc.collect()
-    gc.freeze()  # what is there now stays: the collector need not look at it again
+    gc.freeze()  # these objects stay: the collector need not visit them again
     server.watchdog.start()
     with contextlib.suppress(SystemExit):  # how uvicorn ends when it cannot bind
         server.run()
@@ -62,7 +62,7 @@ def serve(settings: Settings) -> None:
 
 
 def _tls_context(app: Application) -> Callable[[Any, Any], ssl.SSLContext] | None:
-    """For uvicorn; our own context can be given a new certificate later."""
+    """For uvicorn; our own context can load a new certificate later."""
     tls = app.tls
     return None if tls is None else lambda _config, _default: tls.context
 
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 log_config=None,
-                access_log=False,  # ours knows more: see access_log.py
+                access_log=False,  # telemetry/access_log.py has its own
                 server_header=False,
                 ssl_context_factory=_tls_context(app),
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -96,10 +96,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         await super().startup(sockets)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_again)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 
-    def _read_again(self) -> None:
-        self._reading = asyncio.ensure_future(self._app.refresh(now=True))
+    def _reload(self) -> None:
+        self._reloading = asyncio.ensure_future(self._app.refresh(now=True))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own handler raises the signal again at the end; a clean stop is no failure.
@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.watchdog.end()  # nobody ticks from here on; whoever stops us has a limit
+        self.watchdog.end()  # there are no ticks from here on; stop_seconds limits the rest
         await super().shutdown(sockets)
 
     async def main_loop(self) -> None:

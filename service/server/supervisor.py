@@ -1,12 +1,11 @@
-"""`dss serve --workers N`: a small process that starts N others and keeps them running.
+"""`dss serve --workers N`: a small process that starts N workers and keeps them running.
 
-It listens, and deals connections out to the workers in turn, so that each has as many as the next
-one; left to the kernel, shares are uneven by chance. A worker that dies, or whose event loop stands
-still, is replaced, after a pause that grows while that keeps happening. SIGTERM and SIGINT are
-passed on and mean what they mean to one server; see `server.py`.
+The supervisor listens and deals connections out to the workers (`listener.py`). A worker that dies,
+or whose event loop is blocked, is replaced, after a pause that grows while that keeps happening.
+SIGTERM and SIGINT are passed on and mean what they mean to one server; see `server.py`.
 
-Nothing of the server is imported here: workers are forked from a process of their own
-(`nursery.py`), and this one stays small.
+The supervisor imports nothing of the server, so it stays small: workers are forked from a process
+of their own, the fork server (`forkserver.py`).
 """
 
 import asyncio
@@ -16,26 +15,25 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 from service.errors import ModelsFolderMissing, NotStarted
-from service.server.forkserver_client import ForkServer, adopt_orphans
+from service.server.forkserver_client import ForkServer, become_subreaper
+from service.server.listener import Listener, listen
 from service.server.messages import (
-    AT_ONCE,
-    BEAT,
-    BORN,
-    CONNECTION,
-    EMPTY_BEAT,
+    HEARTBEAT,
+    HEARTBEAT_NO_MODEL,
     INTERRUPT,
     READY,
+    STARTED,
+    STOP_NOW,
     TERMINATE,
-    Order,
-    Orders,
+    WorkerConfig,
+    WorkerRequest,
 )
+from service.server.worker_process import WorkerProcess
 from service.settings import WITH_SECRETS, Settings
 from service.shared_state import folder as shared_folder
 from service.shared_state.worker_table import WorkerTable
@@ -45,42 +43,13 @@ from service.telemetry import logging_setup
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by how many before were in vain
-LONG_LIFE_SECONDS = 2.0  # a worker that served so long was not started in vain
-ROOM_SECONDS = 0.01  # when to try again if no worker has room for a connection
-EXHAUSTED_SECONDS = 0.1  # ... and if there is no descriptor for it
+PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a restart, by failed starts in a row
+LASTING_SECONDS = 2.0  # a worker that was ready for so long has not failed to start
 LATE_SECONDS = 5.0  # how late a worker may be in stopping before it is killed
-ROUND_SECONDS = 0.5  # how often silence is looked at
-STALE_SECONDS = 1.5  # others are preferred to a worker that has been silent for so long
-WATCHDOG_SECONDS = 1.0  # by how much a worker is the first to notice, if it can (`watchdog.py`)
-BIRTH_SECONDS = 600.0  # how long it may take to fork a worker: loops may have to be compiled first
-START_SECONDS = 60.0  # ... and then until its event loop turns
-
-
-@dataclass(eq=False)
-class Worker:
-    number: int
-    channel: socket.socket
-    process: int | None = None  # until it is known
-    ready_since: float | None = None
-    open: bool = True  # it can be spoken to
-    empty: bool = False  # it has no model to answer with
-    silent: float = 0.0  # seconds, as this process has seen them pass
-    patience: float = BIRTH_SECONDS  # how long it may be silent
-
-    @property
-    def ready(self) -> bool:
-        return self.open and self.ready_since is not None
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.kill(self.process, signal.SIGKILL)
-
-    def end(self) -> None:
-        self.kill()
-        if self.process is not None:
-            os.waitpid(self.process, 0)
+CHECK_SECONDS = 0.5  # between checks of the workers' health
+WATCHDOG_SECONDS = 1.0  # a worker's own watchdog notices so much earlier, if it can
+START_SECONDS = 60.0  # from the fork of a worker until its event loop runs
+RENEW_SECONDS = 1.0  # until a fork server that died is started again
 
 
 def supervise(settings: Settings) -> None:
@@ -91,25 +60,12 @@ def supervise(settings: Settings) -> None:
     logger.info("%s", cpu_quota.summary(settings.workers, settings.engine.threads))
     with ExitStack() as stack:
         try:
-            listeners = [stack.enter_context(made) for made in listen(settings)]
+            sockets = [stack.enter_context(listening) for listening in listen(settings)]
         except OSError as error:
             logger.error("%s", error)
             raise _not_started(settings) from error
         folder = stack.enter_context(shared_folder.temporary(settings.workers_folder))
-        asyncio.run(Supervisor(settings, folder, listeners).run())
-
-
-def listen(settings: Settings) -> Iterator[socket.socket]:
-    """A listening socket for each address of the host."""
-    found = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
-        made = socket.create_server(address, family=family, backlog=BACKLOG)
-        made.setblocking(False)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
-        logger.info("Listening on %s port %d.", *made.getsockname()[:2])
-        yield made
+        asyncio.run(Supervisor(settings, folder, sockets).run())
 
 
 def _not_started(settings: Settings) -> NotStarted:
@@ -117,170 +73,172 @@ def _not_started(settings: Settings) -> NotStarted:
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, folder: Path, listeners: list[socket.socket]) -> None:
+    def __init__(self, settings: Settings, folder: Path, sockets: list[socket.socket]) -> None:
         self._settings = settings
         self._folder = folder
-        self._orders = Orders(
+        self._config = WorkerConfig(
             settings=settings.model_dump(mode="json", context=WITH_SECRETS), folder=folder
         )
-        self._listeners = listeners
-        self._nursery: ForkServer | None = None
-        self._workers: dict[int, Worker] = {}  # those that run, or soon will
-        self._unknown: dict[int, int] = {}  # processes that ended before they said who they are
-        self._turn = 0  # which worker gets the next connection
-        self._proven = False  # some worker has been ready
-        self._vain = [0] * settings.workers  # starts of each that did not last, in a row
+        self._fork_server: ForkServer | None = None
+        self._workers: dict[int, WorkerProcess] = {}  # that run or are being started, by number
+        self._listener = Listener(sockets, self._workers, settings.workers)
+        self._unclaimed: dict[int, int] = {}  # statuses of processes that no worker has reported
+        self._any_was_ready = False
+        self._failed_starts = [0] * settings.workers  # of each worker, in a row
         self._restarts = 0
         self._stopping = False
         self._failed = False
         self._ended = asyncio.Event()
-        self._roster_stale = False
-        self._roster_trouble, self._accept_trouble = RateLimited(), RateLimited()
+        self._table_outdated = False
+        self._table_errors = RateLimited()
 
     async def run(self) -> None:
         """Until a signal has stopped every worker. Raises NotStarted if none can start."""
         loop = asyncio.get_running_loop()
-        adopt_orphans()
-        loop.add_signal_handler(signal.SIGCHLD, self._bury)
+        become_subreaper()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for passed_on in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(passed_on, self._stop, passed_on)
-        loop.add_signal_handler(signal.SIGHUP, self._read_again)
-        loop.call_later(ROUND_SECONDS, self._look_round)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.call_later(CHECK_SECONDS, self._check_health)
         try:
             for number in range(self._settings.workers):
                 self._start(number, replaces=False)
             await self._ended.wait()
         finally:
-            if self._nursery is not None:
-                self._nursery.end()
-                self._nursery.process.wait()
+            if self._fork_server is not None:
+                self._fork_server.kill()
+                self._fork_server.process.wait()
             for worker in self._workers.values():
                 loop.remove_reader(worker.channel)
                 worker.channel.close()
-                worker.end()
+                worker.kill_and_wait()
         if self._failed:
             raise _not_started(self._settings)
 
-    # --- workers ------------------------------------------------------------------------------
+    # --- starting workers, and what they report -----------------------------------------------
 
     def _start(self, number: int, *, replaces: bool) -> None:
-        if self._nursery is None:
-            self._nursery = ForkServer(self._orders)
+        if self._fork_server is None:
+            self._fork_server = ForkServer(self._config)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        worker = self._workers[number] = Worker(number, ours)
-        asyncio.get_running_loop().add_reader(ours, self._hear, worker)
+        worker = self._workers[number] = WorkerProcess(number, ours)
+        asyncio.get_running_loop().add_reader(ours, self._receive, worker)
         with theirs:
-            self._nursery.order(Order(number=number, replaces=replaces), theirs)
-        self._write_roster()
+            request = WorkerRequest(number=number, replaces=replaces)
+            self._fork_server.request_worker(request, theirs)
+        self._write_table()
 
-    def _read_again(self) -> None:
-        """Keys and certificates. A worker that is still starting reads them anyway."""
-        for worker in self._workers.values():
-            if worker.ready and worker.process is not None:
-                os.kill(worker.process, signal.SIGHUP)
-
-    def _hear(self, worker: Worker) -> None:
+    def _receive(self, worker: WorkerProcess) -> None:
         try:
-            said = worker.channel.recv(64)
+            message = worker.channel.recv(64)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        worker.silent = 0.0
-        if said in (BEAT, EMPTY_BEAT):
-            worker.empty = said == EMPTY_BEAT
-            worker.patience = self._settings.stuck_seconds + WATCHDOG_SECONDS
-        elif said == READY:
+            message = b""
+        worker.silent_seconds = 0.0
+        if message in (HEARTBEAT, HEARTBEAT_NO_MODEL):
+            worker.has_model = message == HEARTBEAT
+            worker.max_silent_seconds = self._settings.stuck_seconds + WATCHDOG_SECONDS
+        elif message == READY:
             worker.ready_since = monotonic()
             if not self._stopping:
-                self._proven = True
-                self._accept()
-        elif said.startswith(BORN):
-            self._born(worker, int(said[len(BORN) :]))
+                self._any_was_ready = True
+                self._listener.start()
+        elif message.startswith(STARTED):
+            self._started(worker, int(message[len(STARTED) :]))
         else:
-            self._fell_silent(worker)
+            self._channel_closed(worker)
 
-    def _born(self, worker: Worker, process: int) -> None:
-        worker.process, worker.patience = process, START_SECONDS
-        status = self._unknown.pop(process, None)
+    def _started(self, worker: WorkerProcess, process: int) -> None:
+        worker.process, worker.max_silent_seconds = process, START_SECONDS
+        status = self._unclaimed.pop(process, None)
         if status is not None:
-            self._gone(worker, status)
+            self._remove(worker, status)
         elif self._stopping:
             worker.kill()
-        self._write_roster()
+        self._write_table()
 
-    def _fell_silent(self, worker: Worker) -> None:
-        """It has closed its channel: it ends, by itself or as it was told to, or has done so."""
+    def _channel_closed(self, worker: WorkerProcess) -> None:
+        """The worker is ending, or has ended."""
         asyncio.get_running_loop().remove_reader(worker.channel)
-        worker.open = False
-        worker.patience = self._settings.stop_seconds + LATE_SECONDS
-        if worker.process is None:  # it was never born
-            self._gone(worker, None)
+        worker.channel_open = False
+        worker.max_silent_seconds = self._settings.stop_seconds + LATE_SECONDS
+        if worker.process is None:  # it was not even forked
+            self._remove(worker, None)
 
-    def _bury(self) -> None:
-        """Some process has ended: a worker, or an orphan, of which process 1 must take care."""
+    def _reload(self) -> None:
+        """Have keys and certificates read again. A worker that is still starting reads them."""
+        for worker in self._workers.values():
+            if worker.ready:
+                worker.signal(signal.SIGHUP)
+
+    # --- workers that end ---------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Wait for every process that has ended, also for orphans, which process 1 must reap."""
         with contextlib.suppress(ChildProcessError):  # none is left
             while True:
                 process, encoded = os.waitpid(-1, os.WNOHANG)
                 if not process:
                     break
-                self._buried(process, os.waitstatus_to_exitcode(encoded))
+                self._reaped(process, os.waitstatus_to_exitcode(encoded))
 
-    def _buried(self, process: int, status: int) -> None:
-        if self._nursery is not None and self._nursery.process.pid == process:
-            self._nursery_lost(self._nursery, status)
+    def _reaped(self, process: int, status: int) -> None:
+        if self._fork_server is not None and self._fork_server.process.pid == process:
+            self._fork_server_ended(self._fork_server, status)
             return
         for worker in self._workers.values():
             if worker.process == process:
-                self._gone(worker, status)
+                self._remove(worker, status)
                 return
         if any(worker.process is None for worker in self._workers.values()):
-            self._unknown[process] = status
-        else:  # somebody's orphan
-            self._unknown.clear()
+            self._unclaimed[process] = status
+        else:  # it was no worker
+            self._unclaimed.clear()
 
-    def _nursery_lost(self, nursery: ForkServer, status: int) -> None:
-        nursery.buried(status)
-        self._nursery = None
-        self._write_roster()
+    def _fork_server_ended(self, ended: ForkServer, status: int) -> None:
+        ended.reaped(status)
+        self._fork_server = None
+        self._write_table()
         if self._stopping:
             return
-        logger.error("The process that workers are forked from ended with status %d.", status)
-        if monotonic() - nursery.started > START_SECONDS:  # or else when it is needed
-            asyncio.get_running_loop().call_later(PAUSES[2], self._renew_nursery)
+        logger.error("The fork server ended with status %d.", status)
+        if monotonic() - ended.started > START_SECONDS:  # otherwise when a worker is to be started
+            asyncio.get_running_loop().call_later(RENEW_SECONDS, self._renew_fork_server)
 
-    def _renew_nursery(self) -> None:
-        if self._nursery is None and not self._stopping:
+    def _renew_fork_server(self) -> None:
+        if self._fork_server is None and not self._stopping:
             with contextlib.suppress(OSError):
-                self._nursery = ForkServer(self._orders)
-            self._write_roster()
+                self._fork_server = ForkServer(self._config)
+            self._write_table()
 
-    def _gone(self, worker: Worker, status: int | None) -> None:
+    def _remove(self, worker: WorkerProcess, status: int | None) -> None:
         asyncio.get_running_loop().remove_reader(worker.channel)
         worker.channel.close()
         del self._workers[worker.number]
-        self._write_roster()
+        self._write_table()
         if not self._stopping:
-            self._lost(worker, status)
+            self._handle_loss(worker, status)
         elif not self._workers:
             self._ended.set()
 
-    def _lost(self, worker: Worker, status: int | None) -> None:
-        said = "could not be made" if status is None else f"ended with status {status}"
-        if not self._proven:  # the others would fail as well
-            logger.error("Worker %d %s.", worker.number, said)
+    def _handle_loss(self, worker: WorkerProcess, status: int | None) -> None:
+        reason = "could not be started" if status is None else f"ended with status {status}"
+        if not self._any_was_ready:  # the others would fail as well
+            logger.error("Worker %d %s.", worker.number, reason)
             self._failed = True
             self._ended.set()
             return
-        if worker.ready_since and monotonic() - worker.ready_since > LONG_LIFE_SECONDS:
-            self._vain[worker.number] = 0
-        self._replace_soon(worker.number, said)
+        if worker.ready_since and monotonic() - worker.ready_since > LASTING_SECONDS:
+            self._failed_starts[worker.number] = 0
+        self._replace_later(worker.number, reason)
 
-    def _replace_soon(self, number: int, why: str) -> None:
-        pause = PAUSES[min(self._vain[number], len(PAUSES) - 1)]
-        self._vain[number] += 1
-        logger.error("Worker %d %s; another starts in %g s.", number, why, pause)
+    def _replace_later(self, number: int, reason: str) -> None:
+        pause = PAUSES[min(self._failed_starts[number], len(PAUSES) - 1)]
+        self._failed_starts[number] += 1
+        logger.error("Worker %d %s; another starts in %g s.", number, reason, pause)
         asyncio.get_running_loop().call_later(pause, self._replace, number)
 
     def _replace(self, number: int) -> None:
@@ -289,135 +247,87 @@ class Supervisor:
         try:
             self._start(number, replaces=True)
         except OSError as error:
-            self._replace_soon(number, f"cannot be started ({error.strerror})")
+            self._replace_later(number, f"cannot be started ({error.strerror})")
         else:
             self._restarts += 1
 
-    def _look_round(self) -> None:
+    # --- health -------------------------------------------------------------------------------
+
+    def _check_health(self) -> None:
         """Kill workers that have been silent too long.
 
-        Time is counted in rounds of this loop, not read from a clock: if this process was held up
-        itself, it has heard nobody, and that is nobody's fault.
+        Silence is counted in checks, not read from a clock: while this process was stopped itself,
+        it received nothing, and no worker is to blame for that.
         """
         for worker in self._workers.values():
-            worker.silent += ROUND_SECONDS
-            if worker.silent <= worker.patience:
+            worker.silent_seconds += CHECK_SECONDS
+            if worker.silent_seconds <= worker.max_silent_seconds:
                 continue
             logger.error(
-                "Worker %d has been silent for %g s and is killed.", worker.number, worker.patience
+                "Worker %d has been silent for %g s and is killed.",
+                worker.number,
+                worker.max_silent_seconds,
             )
             if worker.process is not None:
                 worker.kill()
-            elif self._nursery is not None:
-                self._nursery.end()
-        if self._roster_stale:
-            self._write_roster()
-        asyncio.get_running_loop().call_later(ROUND_SECONDS, self._look_round)
+            elif self._fork_server is not None:
+                self._fork_server.kill()
+        if self._table_outdated:
+            self._write_table()
+        asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_health)
 
-    def _write_roster(self) -> None:
+    def _write_table(self) -> None:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        known = {worker.number: worker.process for worker in self._workers.values()}
+        processes = {worker.number: worker.process for worker in self._workers.values()}
         try:
             WorkerTable(
-                workers={number: process for number, process in known.items() if process},
+                workers={number: process for number, process in processes.items() if process},
                 supervisor=os.getpid(),
-                fork_server=self._nursery.process.pid if self._nursery else None,
+                fork_server=self._fork_server.process.pid if self._fork_server else None,
                 restarts=self._restarts,
                 ended_cpu_seconds=ended.ru_utime + ended.ru_stime,
             ).write(self._folder)
-            self._roster_stale = False
-        except OSError as error:  # /metrics shows what was so before
-            self._roster_stale = True
-            if self._roster_trouble.allow():
+            self._table_outdated = False
+        except OSError as error:  # until it can be written, /metrics shows the previous table
+            self._table_outdated = True
+            if self._table_errors.allow():
                 logger.error("%s cannot be written to: %s.", self._folder, error.strerror)
 
-    # --- connections --------------------------------------------------------------------------
+    # --- stopping -----------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        for listener in self._listeners:
-            asyncio.get_running_loop().add_reader(listener, self._deal, listener)
-
-    def _hold(self) -> None:
-        """Accept nothing; the system keeps new connections waiting."""
-        for listener in self._listeners:
-            asyncio.get_running_loop().remove_reader(listener)
-
-    def _close(self) -> None:
-        """Let the system refuse new connections."""
-        self._hold()
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
-
-    def _deal(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            if error.errno in file_descriptors.EXHAUSTED:
-                self._wait_for_descriptors(error)
-            return  # or else the client has left
-        self._hand_out(connection)
-
-    def _wait_for_descriptors(self, error: OSError) -> None:
-        if self._accept_trouble.allow():
-            logger.error("Connections have to wait: %s.", error.strerror)
-        self._hold()
-        asyncio.get_running_loop().call_later(EXHAUSTED_SECONDS, self._accept)
-
-    def _hand_out(self, connection: socket.socket) -> None:
-        ready = [worker for worker in self._workers.values() if worker.ready]
-        for worker in sorted(ready, key=self._turns_to):
-            try:
-                socket.send_fds(worker.channel, [CONNECTION], [connection.fileno()])
-            except OSError:  # it has no room now, or has just died
-                continue
-            self._turn = worker.number + 1
-            connection.close()
-            return
-        self._hold()
-        asyncio.get_running_loop().call_later(ROOM_SECONDS, self._again, connection)
-
-    def _turns_to(self, worker: Worker) -> tuple[bool, int]:
-        poor = worker.empty or worker.silent >= STALE_SECONDS
-        return poor, (worker.number - self._turn) % self._settings.workers
-
-    def _again(self, connection: socket.socket) -> None:
-        self._accept()
-        self._hand_out(connection)
-
-    # --- the end ------------------------------------------------------------------------------
-
-    def _stop(self, asked: signal.Signals) -> None:
+    def _stop(self, received: signal.Signals) -> None:
         loop = asyncio.get_running_loop()
         again = self._stopping
         if again:
-            self._close()
-            loop.call_later(LATE_SECONDS, self._kill)
+            self._listener.close()
+            loop.call_later(LATE_SECONDS, self._kill_all)
         else:
             self._stopping = True
-            if self._nursery is not None:
-                self._nursery.end()
-            drain = self._settings.drain_seconds if asked == signal.SIGTERM else 0.0
-            loop.call_later(drain, self._close)
-            loop.call_later(drain + self._settings.stop_seconds + LATE_SECONDS, self._kill)
+            if self._fork_server is not None:
+                self._fork_server.kill()
+            drain = self._settings.drain_seconds if received == signal.SIGTERM else 0.0
+            loop.call_later(drain, self._listener.close)
+            loop.call_later(drain + self._settings.stop_seconds + LATE_SECONDS, self._kill_all)
         for worker in self._workers.values():
             if worker.ready_since is None:  # it has no connection to finish
                 worker.kill()
             else:
-                self._tell_to_stop(worker, asked, at_once=again)
+                self._stop_worker(worker, received, at_once=again)
         if not self._workers:
             self._ended.set()
 
-    def _tell_to_stop(self, worker: Worker, asked: signal.Signals, *, at_once: bool) -> None:
-        """By the channel: a signal may have reached the workers too, and a second one is rude."""
-        order = AT_ONCE if at_once else TERMINATE if asked == signal.SIGTERM else INTERRUPT
+    def _stop_worker(
+        self, worker: WorkerProcess, received: signal.Signals, *, at_once: bool
+    ) -> None:
+        """By a message: the workers may have received the signal too, and a second would end them
+        at once."""
+        message = STOP_NOW if at_once else TERMINATE if received == signal.SIGTERM else INTERRUPT
         try:
-            worker.channel.send(order)
-        except OSError:  # closed, since it is ending, or full
-            if worker.process is not None:
-                os.kill(worker.process, asked)
+            worker.channel.send(message)
+        except OSError:  # closed, since the worker is ending, or full
+            worker.signal(received)
 
-    def _kill(self) -> None:
+    def _kill_all(self) -> None:
         for worker in self._workers.values():
             logger.error("Worker %d does not stop and is killed.", worker.number)
             worker.kill()

@@ -1,4 +1,4 @@
-"""Ends a process whose event loop stands still, so that whoever started it starts it again."""
+"""Ends a process whose event loop is blocked, so that it is started again."""
 
 import faulthandler
 import logging
@@ -9,17 +9,19 @@ from service.telemetry import logging_setup
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 STATUS = 70  # EX_SOFTWARE
 
 
 class Watchdog:
-    """Counts its own looks rather than seconds: a process that was stopped, or a machine that
-    slept, has not stood still for as long as the clock says."""
+    """A thread that checks whether the event loop runs.
 
-    def __init__(self, seconds: float, look_seconds: float = LOOK_SECONDS) -> None:
-        self._looks = max(2, round(seconds / look_seconds))
-        self._look_seconds = look_seconds
+    It counts its checks rather than seconds: in a process that was stopped, or on a machine that
+    was suspended, the loop was not blocked for as long as the clock says."""
+
+    def __init__(self, seconds: float, check_seconds: float = CHECK_SECONDS) -> None:
+        self._max_checks = max(2, round(seconds / check_seconds))
+        self._check_seconds = check_seconds
         self._beats = 0
         self._ended = threading.Event()
 
@@ -27,22 +29,22 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
-        """The event loop has turned."""
+        """Called by the event loop, so it runs."""
         self._beats += 1
 
     def end(self) -> None:
         self._ended.set()
 
     def _watch(self) -> None:
-        seen, quiet = -1, 0
-        while not self._ended.wait(self._look_seconds):
-            quiet = quiet + 1 if self._beats == seen else 0
+        seen, unchanged = -1, 0
+        while not self._ended.wait(self._check_seconds):
+            unchanged = unchanged + 1 if self._beats == seen else 0
             seen = self._beats
-            if quiet >= self._looks:
-                self._bite()
+            if unchanged >= self._max_checks:
+                self._end_process()
 
-    def _bite(self) -> None:
-        logger.critical("The event loop stands still: the process ends.")
+    def _end_process(self) -> None:
+        logger.critical("The event loop is blocked: the process ends, with a trace of its threads.")
         logging_setup.wait()
         faulthandler.dump_traceback(all_threads=True)
         os._exit(STATUS)

@@ -1,8 +1,8 @@
-"""One worker of several: the same server, given its connections by the supervisor.
+"""One worker of several: the same server, which receives its connections from the supervisor.
 
-It is forked by `nursery.py`, with `Orders` from the supervisor. A socket joins the two: the
-supervisor sends each connection as a file descriptor and says when to stop, the worker says that
-its event loop turns. That socket ends when the supervisor does, and then so does the worker.
+The fork server forks it. A socket, its channel, connects it to the supervisor, which sends each
+connection as a file descriptor and says when to stop; the worker sends heartbeats while its event
+loop runs. The channel closes when the supervisor ends, and then the worker ends too.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from service.errors import DSSError
 from service.http.app import Application, create_app
 from service.http.auth.tls import HANDSHAKE_SECONDS
 from service.server.messages import (
-    AT_ONCE,
-    BEAT,
-    BEAT_SECONDS,
-    BORN,
     CONNECTION,
-    EMPTY_BEAT,
+    HEARTBEAT,
+    HEARTBEAT_NO_MODEL,
+    HEARTBEAT_SECONDS,
     INTERRUPT,
     READY,
+    STARTED,
+    STOP_NOW,
     TERMINATE,
-    Order,
-    Orders,
+    WorkerConfig,
+    WorkerRequest,
 )
 from service.server.server import TICK_SECONDS, Server
 from service.settings import Settings
@@ -46,35 +46,35 @@ from service.telemetry.metrics.registry import Metrics
 
 logger = logging.getLogger(__name__)
 
-WELCOME_SECONDS = 1.0  # at the end, for those whose connection is still being made
+HANDSHAKES_SECONDS = 1.0  # at the end, for connections whose TLS handshake is under way
 
 
-def run(orders: Orders, order: Order, channel: socket.socket) -> None:
+def run(config: WorkerConfig, request: WorkerRequest, channel: socket.socket) -> None:
     with channel:
-        channel.send(b"%b%d" % (BORN, os.getpid()))
-        loaded = settings.load(orders.settings)
-        logging_setup.configure(loaded, order.number)
-        metrics = shared_metrics(orders.folder, order.number)
+        channel.send(b"%b%d" % (STARTED, os.getpid()))
+        loaded = settings.load(config.settings)
+        logging_setup.configure(loaded, request.number)
+        metrics = shared_metrics(config.folder, request.number)
         try:
-            app = create_app(loaded, metrics=metrics, shared=orders.folder)
-        except DSSError as error:  # the supervisor would have found it out, could it import this
+            app = create_app(loaded, metrics=metrics, shared=config.folder)
+        except DSSError as error:  # the supervisor cannot check this: it does not import the server
             logger.error("%s", error)
             sys.exit(1)
-        server = WorkerServer(app, loaded, channel, replaces=order.replaces)
+        server = WorkerServer(app, loaded, channel, replaces=request.replaces)
         server.watchdog.start()
         server.run(sockets=[])
         server.watchdog.end()
-    if server.orphaned:  # nobody else is left to do it
-        shutil.rmtree(orders.folder, ignore_errors=True)
+    if server.orphaned:  # the supervisor can no longer remove it
+        shutil.rmtree(config.folder, ignore_errors=True)
     if server.failure is not None:
         sys.exit(1)
 
 
 def shared_metrics(folder: Path, number: int) -> Metrics:
     registry = CollectorRegistry()
-    read_roster = partial(worker_table.read, folder)
-    registry.register(Processes(read_roster))
-    return Metrics(registry, SharedCounters(folder, number), read_roster)
+    read_workers = partial(worker_table.read, folder)
+    registry.register(Processes(read_workers))
+    return Metrics(registry, SharedCounters(folder, number), read_workers)
 
 
 class WorkerServer(Server):
@@ -85,61 +85,61 @@ class WorkerServer(Server):
         self._channel = channel
         self._channel.setblocking(False)
         self._replaces = replaces
-        self._said_beat = b""
-        self.orphaned = False
-        self._arriving: set[asyncio.Task[object]] = set()
-        self._loss = RateLimited()
+        self._last_heartbeat = b""
+        self.orphaned = False  # the supervisor has died
+        self._opening: set[asyncio.Task[object]] = set()  # connections
+        self._lost_connections = RateLimited()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._beat()
+        self._keep_beating()
         await super().startup(sockets)
         repository = self._state.repository
-        # The first workers answer probes while they load. Later ones have others beside them that
-        # can answer everything, so they wait.
+        # The first workers answer health checks while they load. A replacement takes connections
+        # only once it has loaded: the other workers can answer everything until then.
         while self._replaces and not (
             repository.loaded or self._state.load_failed or self.should_exit
         ):
             await asyncio.sleep(TICK_SECONDS)
-        asyncio.get_running_loop().add_reader(self._channel, self._listen)
+        asyncio.get_running_loop().add_reader(self._channel, self._receive)
         self._channel.send(READY)
 
     async def on_tick(self, counter: int) -> bool:
         self._state.metrics.publish_queues()
-        if self._beat_now() != self._said_beat:  # others shall be asked from now on, or this one
-            self._tell()
+        if self._heartbeat() != self._last_heartbeat:  # the supervisor prefers other workers now
+            self._send_heartbeat()
         if self._state.repository.loaded:
             self._state.metrics.loaded()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        while self._listen():
+        while self._receive():
             pass
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
-        if self._arriving:
-            # A client that is slow to shake hands has asked for nothing yet.
-            _, silent = await asyncio.wait(self._arriving, timeout=WELCOME_SECONDS)
-            for task in silent:
+        if self._opening:
+            # A client that is slow in its TLS handshake has sent no request yet.
+            _, slow = await asyncio.wait(self._opening, timeout=HANDSHAKES_SECONDS)
+            for task in slow:
                 task.cancel()
         await super().shutdown(sockets)
 
-    def _beat(self) -> None:
-        """The event loop turns, also while it starts and stops."""
+    def _keep_beating(self) -> None:
+        """The event loop runs, also while the server starts and stops."""
         self.watchdog.beat()
-        self._tell()
-        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+        self._send_heartbeat()
+        asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._keep_beating)
 
-    def _tell(self) -> None:
-        beat = self._beat_now()
-        with contextlib.suppress(OSError):  # the supervisor does not listen now, or not any more
-            self._channel.send(beat)
-            self._said_beat = beat
+    def _send_heartbeat(self) -> None:
+        heartbeat = self._heartbeat()
+        with contextlib.suppress(OSError):  # the channel is full, or the supervisor has ended
+            self._channel.send(heartbeat)
+            self._last_heartbeat = heartbeat
 
-    def _beat_now(self) -> bytes:
-        return BEAT if self._can_answer() else EMPTY_BEAT
+    def _heartbeat(self) -> bytes:
+        return HEARTBEAT if self._can_answer() else HEARTBEAT_NO_MODEL
 
     def _can_answer(self) -> bool:
-        """Others are asked while this one loads or ends, or if its bundles have gone."""
+        """Not while it loads or stops, nor without a model that serves."""
         if self.should_exit:
             return False
         try:
@@ -148,40 +148,40 @@ class WorkerServer(Server):
             return False
         return True
 
-    def _listen(self) -> bool:
-        """Do one thing that the supervisor has said; False if there is none."""
+    def _receive(self) -> bool:
+        """Handle one message of the supervisor; False if there is none."""
         try:
-            said, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
+            message, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
         except BlockingIOError:
             return False
         except OSError:
-            said, descriptors = b"", []
+            message, descriptors = b"", []
         for descriptor in descriptors:
             self._take(socket.socket(fileno=descriptor))
-        if said == CONNECTION and not descriptors and self._loss.allow():
-            logger.error("A connection is lost: this process has no descriptor for it.")
-        if said in (TERMINATE, INTERRUPT, AT_ONCE):
-            self._stop(said)
-        if not said and not self.orphaned:  # the supervisor has died
+        if message == CONNECTION and not descriptors and self._lost_connections.allow():
+            logger.error("A connection is lost: this process has no file descriptor left for it.")
+        if message in (TERMINATE, INTERRUPT, STOP_NOW):
+            self._stop(message)
+        if not message and not self.orphaned:
             self.orphaned = True
             asyncio.get_running_loop().remove_reader(self._channel)
             self.handle_exit(signal.SIGINT, None)
-        return bool(said)
+        return bool(message)
 
-    def _stop(self, order: bytes) -> None:
-        """As if by a signal; but one that came before, from whoever sent it to all, counts."""
+    def _stop(self, message: bytes) -> None:
+        """As after a signal; if this process has received that signal too, it counts once."""
         if not self.should_exit:
-            self.handle_exit(signal.SIGTERM if order == TERMINATE else signal.SIGINT, None)
-        if order == AT_ONCE:
+            self.handle_exit(signal.SIGTERM if message == TERMINATE else signal.SIGINT, None)
+        if message == STOP_NOW:
             self.handle_exit(signal.SIGINT, None)
 
     def _take(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        task = asyncio.create_task(self._welcome(connection))
-        self._arriving.add(task)
-        task.add_done_callback(self._arriving.discard)
+        task = asyncio.create_task(self._open_connection(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _open_connection(self, connection: socket.socket) -> None:
         tls = self.config.ssl
         with contextlib.suppress(OSError):  # the client has left, or the handshake failed
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -192,7 +192,7 @@ class WorkerServer(Server):
             )
 
     def _protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return protocol

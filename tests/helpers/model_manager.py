@@ -51,7 +51,7 @@ class Kept:
         return self
 
     async def look(self) -> None:
-        await self.keeper._look()
+        await self.keeper._reconcile()
 
     async def settled(self) -> None:
         """What no longer serves has been let go."""

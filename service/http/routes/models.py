@@ -36,13 +36,13 @@ def add_routes(app: FastAPI, state: AppState) -> None:
     async def set_label(name: str, label: str, request: Request) -> schemas.ModelInfo:
         """Point a label at a version, which is loaded if it must be."""
         asked = await state.read_object(request)
-        await state.manager.set_label(name, label, _asked_version(asked))
+        await state.manager.set_alias(name, label, _asked_version(asked))
         return _model_info(state, repository.entry(name))
 
     @app.delete("/models/{name}/labels/{label}", tags=["models"], responses=label_responses)
     async def remove_label(name: str, label: str) -> schemas.ModelInfo:
         """Remove a label."""
-        await state.manager.remove_label(name, label)
+        await state.manager.remove_alias(name, label)
         return _model_info(state, repository.entry(name))
 
 
@@ -70,8 +70,8 @@ def _model_info(state: AppState, entry: Entry) -> schemas.ModelInfo:
             _found(entry, version, state.repository.loading)
             for version in state.repository.listed(entry)
         ],
-        labels=dict(entry.labels),
-        label_problems=dict(entry.label_problems),
+        labels=dict(entry.aliases),
+        label_problems=dict(entry.alias_problems),
     )
 
 

@@ -19,7 +19,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where() -> None:
         """
         def stand_still():
             time.sleep(50)
-        Watchdog(0.1, look_seconds=0.05).start()
+        Watchdog(0.1, check_seconds=0.05).start()
         stand_still()
         """
     )
@@ -30,7 +30,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where() -> None:
 def test_a_loop_that_turns_does_not() -> None:
     ended = run(
         """
-        dog = Watchdog(0.4, look_seconds=0.05)
+        dog = Watchdog(0.4, check_seconds=0.05)
         dog.start()
         for _ in range(40):
             time.sleep(0.02)
@@ -43,7 +43,7 @@ def test_a_loop_that_turns_does_not() -> None:
 def test_nobody_watches_after_the_end() -> None:
     ended = run(
         """
-        dog = Watchdog(0.1, look_seconds=0.05)
+        dog = Watchdog(0.1, check_seconds=0.05)
         dog.start()
         dog.end()
         time.sleep(0.5)

@@ -18,8 +18,9 @@ from helpers.worker_group import Group, alive, ask, group
 
 from service.http import health
 from service.http.app import create_app
-from service.server import supervisor as workers
+from service.server.listener import Listener
 from service.server.worker import WorkerServer
+from service.server.worker_process import WorkerProcess
 from service.settings import Settings
 
 STOP_SECONDS = 30.0
@@ -153,7 +154,7 @@ def test_workers_that_cannot_start_are_no_server(models: Path) -> None:
     )
     assert ended.returncode == 1
     assert "Error: The server could not start on 127.0.0.1:0." in ended.stderr.splitlines()
-    assert re.search("Worker [01] could not be made.", ended.stderr)
+    assert re.search("Worker [01] could not be started.", ended.stderr)
     assert "Traceback" not in ended.stderr
 
 
@@ -177,20 +178,21 @@ def test_the_supervisor_imports_no_server() -> None:
     ],
 )
 def test_connections_go_to_workers_that_turn_and_have_a_model(
-    empty: tuple[int, ...], silent: tuple[int, ...], takers: list[int], tmp_path: Path
+    empty: tuple[int, ...], silent: tuple[int, ...], takers: list[int]
 ) -> None:
-    supervisor = workers.Supervisor(Settings(workers=3), tmp_path, [])
+    workers: dict[int, WorkerProcess] = {}
+    listener = Listener([], workers, 3)
     with ExitStack() as stack:
         theirs = {}
         for number in range(3):
             ours, theirs[number] = map(stack.enter_context, socket.socketpair())
             theirs[number].setblocking(False)
-            worker = workers.Worker(number, ours, ready_since=0.0)
-            worker.empty, worker.silent = number in empty, 2.0 * (number in silent)
-            supervisor._workers[number] = worker
+            worker = workers[number] = WorkerProcess(number, ours, ready_since=0.0)
+            worker.has_model = number not in empty
+            worker.silent_seconds = 2.0 * (number in silent)
         found = []
         for _ in takers:
-            supervisor._hand_out(socket.socket())
+            listener.deal(socket.socket())
             for number, channel in theirs.items():
                 with suppress(BlockingIOError):
                     _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)

@@ -204,7 +204,7 @@ def test_a_removed_version_goes_but_a_model_is_not_lost(
     assert found.get("tiny").version == 1
     assert found.entry("tiny").gone == {1}
     assert [record.message for record in caplog.records].count(
-        "The folder of model tiny is gone; it goes on as loaded."
+        "The folder of model tiny is gone; its loaded versions keep serving."
     ) == 1
     write_tiny(folder / "tiny" / "3", seed=3)
     asyncio.run(found.look())
@@ -220,7 +220,9 @@ def test_everything_goes_on_while_the_whole_folder_is_missing(
     for _ in range(2):
         asyncio.run(found.look())
     assert found.get("tiny").version == 1
-    assert len([record for record in caplog.records if "What is loaded goes on" in record.message])
+    assert len(
+        [record for record in caplog.records if "The loaded models keep serving" in record.message]
+    )
     aside.rename(folder)
     write_tiny(folder / "tiny" / "2", seed=2)
     asyncio.run(found.look())
@@ -277,7 +279,7 @@ def test_a_label_does_not_move_to_what_cannot_be_served(
     for _ in range(2):
         asyncio.run(three.look())
     assert three.get("tiny", "stable").version == 1
-    assert f"Version {target}" in three.entry("tiny").label_problems["stable"]
+    assert f"Version {target}" in three.entry("tiny").alias_problems["stable"]
     assert len([one for one in caplog.records if "Label stable" in one.message]) == 1
     with pytest.raises(VersionNotFound, match="'canary' of model 'tiny' points at no loaded"):
         three.get("tiny", "canary")
@@ -290,14 +292,14 @@ def test_a_label_moves_when_its_version_comes(three: Kept, folder: Path) -> None
     write_tiny(folder / "tiny" / "4", seed=4)
     asyncio.run(three.look())
     assert three.get("tiny", "stable").version == 4
-    assert not three.entry("tiny").label_problems
+    assert not three.entry("tiny").alias_problems
 
 
 def test_a_wrong_file_moves_nothing(three: Kept, folder: Path) -> None:
     (folder / "tiny" / "labels.json").write_text('{"stable": 2, ')
     asyncio.run(three.look())
     assert three.get("tiny", "stable").version == 1
-    assert "not JSON" in three.entry("tiny").label_problems["labels.json"]
+    assert "not JSON" in three.entry("tiny").alias_problems["labels.json"]
 
 
 def test_a_labelled_version_goes_on_without_its_folder(three: Kept, folder: Path) -> None:
@@ -308,14 +310,14 @@ def test_a_labelled_version_goes_on_without_its_folder(three: Kept, folder: Path
 
 
 def test_labels_are_set_and_removed(three: Kept, folder: Path) -> None:
-    asyncio.run(three.keeper.set_label("tiny", "canary", 3))
+    asyncio.run(three.keeper.set_alias("tiny", "canary", 3))
     assert three.get("tiny", "canary").version == 3
     assert json.loads((folder / "tiny" / "labels.json").read_text()) == {"canary": 3, "stable": 1}
-    asyncio.run(three.keeper.remove_label("tiny", "stable"))
+    asyncio.run(three.keeper.remove_alias("tiny", "stable"))
     assert list(three.entry("tiny").versions) == [3, 2]
     with pytest.raises(LabelNotFound):
-        asyncio.run(three.keeper.remove_label("tiny", "stable"))
-    asyncio.run(three.keeper.set_label("tiny", "stable", 1))
+        asyncio.run(three.keeper.remove_alias("tiny", "stable"))
+    asyncio.run(three.keeper.set_alias("tiny", "stable", 1))
     assert three.get("tiny", "stable").version == 1
 
 
@@ -329,9 +331,9 @@ def test_a_label_that_cannot_be_set_changes_nothing(three: Kept, folder: Path) -
         ("Not-A-Label", 1, "cannot be a label"),
     ]:
         with pytest.raises(LabelNotMoved, match=why):
-            asyncio.run(three.keeper.set_label("tiny", label, version))
+            asyncio.run(three.keeper.set_alias("tiny", label, version))
     with pytest.raises(ModelNotFound):
-        asyncio.run(three.keeper.set_label("nobody", "stable", 1))
+        asyncio.run(three.keeper.set_alias("nobody", "stable", 1))
     assert three.get("tiny", "stable").version == 1
     assert (folder / "tiny" / "labels.json").read_bytes() == before
 
@@ -344,7 +346,7 @@ def test_a_label_that_cannot_be_written_is_not_moved(
 
     monkeypatch.setattr(Path, "replace", read_only)
     with pytest.raises(LabelNotMoved, match="Read-only file system"):
-        asyncio.run(three.keeper.set_label("tiny", "stable", 3))
+        asyncio.run(three.keeper.set_alias("tiny", "stable", 3))
     assert three.get("tiny", "stable").version == 1
 
 
@@ -364,7 +366,7 @@ def test_what_is_unloaded_stays_so_until_it_is_loaded(
     asyncio.run(found.look())
     assert found.entry("tiny").idle == (3, 2, 1)
     with pytest.raises(LabelNotMoved, match="unloaded"):
-        asyncio.run(found.keeper.set_label("tiny", "stable", 1))
+        asyncio.run(found.keeper.set_alias("tiny", "stable", 1))
     asyncio.run(found.keeper.load_model("tiny"))
     assert found.get("tiny").version == 3
 
@@ -436,7 +438,7 @@ def test_a_failed_label_does_not_hide_a_version_that_came_meanwhile(
 ) -> None:
     write_tiny(folder / "tiny" / "4", seed=4)
     with pytest.raises(LabelNotMoved):
-        asyncio.run(three.keeper.set_label("tiny", "stable", 9))
+        asyncio.run(three.keeper.set_alias("tiny", "stable", 9))
     assert three.get("tiny").version == 3
     asyncio.run(three.look())
     assert three.get("tiny").version == 4
