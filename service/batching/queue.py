@@ -1,24 +1,28 @@
-"""Requests that wait for an engine, within bounds of rows, bytes and time.
+"""Requests that wait for an engine, within limits of rows, bytes and time.
 
-Not safe by itself: the batcher calls it under its lock.
+Not thread-safe: callers hold the lock of `EngineThread`.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-BatchKey = tuple[int, int, bool]  # k, experts, counted; jobs of one kind may be joined
+from service.topk import Answered
+
+BatchKey = tuple[int, int, bool]  # k, experts, counted; jobs of one key may be joined
 
 
 class Job(NamedTuple):
+    """One request that waits."""
+
     hidden: NDArray[np.float32]  # [B,D]
-    kind: BatchKey
-    future: "asyncio.Future[Any]"
-    queued: float
+    key: BatchKey
+    future: "asyncio.Future[Answered]"
+    queued: float  # moments are of `perf_counter`
     deadline: float
     seconds: float  # what it is expected to cost
 
@@ -32,16 +36,19 @@ class QueueLimits(NamedTuple):
 
 
 class BatchQueue:
-    """Jobs are kept by what they may be joined with: the first kind is served next and goes to the
-    end of the line if jobs are left, so that no kind can starve another."""
+    """Keeps jobs by the key by which they may be joined.
 
-    def __init__(self, bounds: QueueLimits) -> None:
-        self._bounds = bounds
+    The first key is served next and goes to the end if jobs are left, so that no key can starve
+    another.
+    """
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
         self._jobs: dict[BatchKey, deque[Job]] = {}
         self.rows = 0
         self._bytes = 0
         self._seconds = 0.0
-        self._empty_at = 0.0
+        self._idle_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -51,31 +58,31 @@ class BatchQueue:
             yield from jobs
 
     @property
-    def kinds(self) -> Iterable[BatchKey]:
+    def keys(self) -> Iterable[BatchKey]:
         return self._jobs
 
-    def found_empty(self, now: float) -> None:
-        """Whoever computes had nothing to do: what waits next is a burst, not a lasting load."""
-        self._empty_at = now
+    def note_idle(self, now: float) -> None:
+        """The engine has nothing to do: what waits next is a burst, not a lasting load."""
+        self._idle_at = now
 
     def has_room(self, rows: int, size: int, now: float) -> bool:
         """For so many more rows and bytes, behind what waits already."""
-        bounds = self._bounds
+        limits = self._limits
         return not self._jobs or (
-            self.rows + rows <= bounds.rows
-            and self._bytes + size <= bounds.bytes
-            and self._seconds <= self._most_seconds(now)
+            self.rows + rows <= limits.rows
+            and self._bytes + size <= limits.bytes
+            and self._seconds <= self._max_seconds(now)
         )
 
-    def _most_seconds(self, now: float) -> float:
-        bounds = self._bounds
-        lasts = now - self._empty_at > bounds.burst_seconds
-        return min(bounds.seconds, bounds.lasting_seconds) if lasts else bounds.seconds
+    def _max_seconds(self, now: float) -> float:
+        limits = self._limits
+        lasts = now - self._idle_at > limits.burst_seconds
+        return min(limits.seconds, limits.lasting_seconds) if lasts else limits.seconds
 
     def add(self, job: Job) -> None:
-        jobs = self._jobs.get(job.kind)
+        jobs = self._jobs.get(job.key)
         if jobs is None:
-            self._jobs[job.kind] = deque((job,))
+            self._jobs[job.key] = deque((job,))
         else:
             jobs.append(job)
         self.rows += len(job.hidden)
@@ -83,9 +90,9 @@ class BatchQueue:
         self._seconds += job.seconds
 
     def take(self, max_rows: int, max_seconds: float) -> list[Job]:
-        """The jobs of the next call: of one kind, and no more than that unless one alone is."""
-        kind = next(iter(self._jobs))
-        jobs = self._jobs.pop(kind)
+        """The jobs of the next call: of one key, and within the limits unless one alone is not."""
+        key = next(iter(self._jobs))
+        jobs = self._jobs.pop(key)
         batch = [jobs.popleft()]
         rows, seconds = len(batch[0].hidden), batch[0].seconds
         while jobs:
@@ -94,29 +101,28 @@ class BatchQueue:
                 break
             batch.append(jobs.popleft())
         if jobs:
-            self._jobs[kind] = jobs
-        self._left(batch)
+            self._jobs[key] = jobs
+        self._subtract(batch)
         return batch
 
-    def drop(self, unwanted: Callable[[Job], bool]) -> list[Job]:
-        """Take out those that nobody should compute."""
-        dropped = [job for job in self if unwanted(job)]
-        if dropped:
-            gone = set(map(id, dropped))
-            for kind, jobs in list(self._jobs.items()):
+    def remove(self, unwanted: Callable[[Job], bool]) -> list[Job]:
+        removed = [job for job in self if unwanted(job)]
+        if removed:
+            gone = set(map(id, removed))
+            for key, jobs in list(self._jobs.items()):
                 kept = deque(job for job in jobs if id(job) not in gone)
                 if kept:
-                    self._jobs[kind] = kept
+                    self._jobs[key] = kept
                 else:
-                    del self._jobs[kind]
-            self._left(dropped)
-        return dropped
+                    del self._jobs[key]
+            self._subtract(removed)
+        return removed
 
     def clear(self) -> list[Job]:
-        return self.drop(lambda _: True)
+        return self.remove(lambda _: True)
 
-    def _left(self, gone: list[Job]) -> None:
-        if not self._jobs:  # also of what rounding has left
+    def _subtract(self, gone: list[Job]) -> None:
+        if not self._jobs:  # exactly nothing, whatever rounding would leave
             self.rows, self._bytes, self._seconds = 0, 0, 0.0
             return
         for job in gone:

@@ -99,7 +99,7 @@ def open_model(
         engine,
         name=f"{name}/{version}",
         observer=observer,
-        bounds=QueueLimits(
+        limits=QueueLimits(
             queue.max_rows,
             queue.max_bytes,
             queue.max_seconds,

@@ -87,7 +87,7 @@ def test_what_would_wait_too_long_is_429_although_few_rows_wait(
     ):
         batcher = server.app.state.service.repository.get().batcher
         occupy(fake, first)
-        batcher._rates.learn((1, 1, True), 1.0)  # a second for a row
+        batcher._cost.learn((1, 1, True), 1, 1.0)  # a second for a row
         second.send(request(1))
         wait_until(lambda: server.queued == 1)
         third.send(request(2))
