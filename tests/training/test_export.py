@@ -16,7 +16,8 @@ from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer.data import run_folder
 from trainer.data.arrays import ClassesDisagree, Head, WidthsDisagree
 from trainer.export import export as exporting
-from trainer.export.export import check_parity, export
+from trainer.export.export import export
+from trainer.export.parity import check_parity
 from trainer.tasks import synthetic
 from trainer.training.config import make_config
 

@@ -14,10 +14,11 @@ from helpers.server import wait_until
 from service.engine import Engine
 from trainer.data import run_folder
 from trainer.data.arrays import open_head, open_vectors
+from trainer.data.rows import MappedRows
 from trainer.export.export import export
 from trainer.training import from_vectors as own
 from trainer.training.config import make_config
-from trainer.training.from_vectors import MappedRows, VectorsConfig, mean_rows_allowed
+from trainer.training.from_vectors import VectorsConfig, mean_rows_allowed
 
 DSS = [sys.executable, "-m", "service.cli"]
 N, D, CLUSTERS = 60, 12, 6
@@ -261,7 +262,8 @@ GROWTH_OF_NORMALISERS = """
 import resource, sys
 from pathlib import Path
 import numpy as np, torch
-from trainer.training.from_vectors import MappedRows, full_normalisers
+from trainer.data.rows import MappedRows
+from trainer.training.full_softmax import full_normalisers
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from service.terminal import progress
 from trainer.baselines.method import Inputs
 from trainer.data import run_folder
-from trainer.tasks.language_model.encoder_training import EncoderConfig
-from trainer.training.config import VectorsConfig
-from trainer.training.from_vectors import MappedRows, sample
-from trainer.training.loop import epoch_batches, make_optimizer, set_learning_rate
+from trainer.data.rows import MappedRows, sample
+from trainer.training.config import SAMPLE_ABOVE, SAMPLES, VectorsConfig
+from trainer.training.loop import epoch_batches
+from trainer.training.optimizer import make_optimizer, set_learning_rate
 
-SAMPLE_ABOVE = EncoderConfig().sample_above  # classes: then losses are estimated from a sample
-SAMPLES = EncoderConfig().samples
 PART = 128  # rows whose logits are computed together
 MASKED = -1e9  # as good as minus infinity, and 0 times it is 0
 

@@ -33,8 +33,7 @@ def gate_facts(
 
 def head_recall(
     layer: DSSoftmax,
-    inputs: NDArray[np.float32],  # [S,D] as the layer takes them
-    hidden: NDArray[np.float32],  # [S,D] as the head does
+    hidden: NDArray[np.float32],  # [S,D]
     head: Head,
 ) -> dict[str, float]:
     """By number of first classes: the share of the full softmax's that are the layer's too."""
@@ -42,11 +41,12 @@ def head_recall(
     weight = torch.from_numpy(head.weight)
     hits = dict.fromkeys([at for at in RECALL_AT if at <= k], 0)
     for part in chunks(len(hidden), ROWS_AT_ONCE):
-        scores = torch.from_numpy(hidden[part]) @ weight.T  # [b,N]
+        rows = torch.from_numpy(hidden[part])  # [b,D]
+        scores = rows @ weight.T  # [b,N]
         if head.bias is not None:
             scores += torch.from_numpy(head.bias)
         full = scores.topk(k).indices  # [b,k]
-        own = layer.topk(torch.from_numpy(inputs[part]), k).classes  # [b,k]
+        own = layer.topk(rows, k).classes  # [b,k]
         for at in hits:
             hits[at] += int((own[:, :at, None] == full[:, None, :at]).sum())
     return {str(at): found / (at * len(hidden)) for at, found in hits.items()}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.layer import losses
+from trainer.layer.bias import with_one
 
 SMALLEST_GATE = torch.finfo(torch.float32).tiny
 
@@ -31,7 +32,7 @@ class Routing(NamedTuple):
 class Teacher(NamedTuple):
     """A full softmax to learn from."""
 
-    head: Tensor  # [N,D]
+    head: Tensor  # [N,D], or [N,D+1] for a layer with biases
     logsumexp: Tensor  # [B] of its logits, for the rows at hand
     weight: float  # of its distribution; the rest goes to the label
 
@@ -105,6 +106,16 @@ class DSSoftmax(nn.Module):
         for weight in self.experts:
             nn.init.uniform_(weight, -bound, bound)
 
+    # --- biases -------------------------------------------------------------------------------
+
+    def extended(self, hidden: Tensor) -> Tensor:
+        """Hidden vectors [b,D] as gate and experts multiply them: with a 1 for the bias, if any."""
+        return with_one(hidden) if self.biased else hidden
+
+    def split_bias(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights [V,D] and the biases [V] of a matrix of this layer, as views of it."""
+        return (matrix[:, :-1], matrix[:, -1]) if self.biased else (matrix, None)
+
     # --- which rows are kept ------------------------------------------------------------------
 
     @property
@@ -164,9 +175,7 @@ class DSSoftmax(nn.Module):
 
     def _logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         """Products of rows [b,D] with a matrix's rows [V,D], or [V,D+1] with a bias: [b,V]."""
-        if not self.biased:
-            return hidden @ matrix.T
-        return torch.addmm(matrix[:, -1], hidden, matrix[:, :-1].T)
+        return self.extended(hidden) @ matrix.T
 
     def _scored_groups(
         self, hidden: Tensor, expert: Tensor, gate: Tensor, k: int | None = None

@@ -2,9 +2,9 @@
 
 The rows are those that the bundle stores, as float32, so answers differ from the service's by
 rounding alone: sums are added in another order, and a rounded gate value scales all scores of a
-row. That stays within `export.TOLERANCE`, by which an export is checked. An int8 bundle is the
+row. That stays within `parity.TOLERANCE`, by which an export is checked. An int8 bundle is the
 exception. Its rows are here in full, while the service scores all but the best classes in whole
-numbers: `export.INT8_TOLERANCE` and `INT8_AGREEMENT` are what it was exported under.
+numbers: `parity.INT8_TOLERANCE` and `INT8_AGREEMENT` are what it was exported under.
 
 b rows, D hidden, V rows of one expert, w directions, c candidates.
 """

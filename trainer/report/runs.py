@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ValidationError
 
+from service.bundle.manifest import RECALL_AT
 from service.errors import DSSError
 from trainer.data import run_folder
 from trainer.tasks.language_model import hidden_states
 
-RANKS = ("1", "5", "10")
+RANKS = tuple(str(k) for k in RECALL_AT)  # as JSON names them
 HARDLY_USED = 0.001  # of all rows; an expert that gets fewer
 
 

@@ -13,6 +13,10 @@ from service.errors import DSSError
 
 Config = TypeVar("Config", bound="TrainConfig")
 
+# With more classes than this, the loss of a full softmax is estimated ...
+SAMPLE_ABOVE = 20_000
+SAMPLES = 4096  # ... from so many classes, drawn anew for each batch
+
 
 class ConfigInvalid(DSSError):
     pass

@@ -1,6 +1,6 @@
-"""A full softmax for vectors that come without one: everything else learns from it.
+"""The full softmax that a layer learns from: fitted where none is given, and its normalisers.
 
-M rows, D hidden, N classes.
+M rows, D hidden, N classes, b rows scored at once.
 """
 
 import math
@@ -13,11 +13,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from service.terminal import progress
-from trainer.tasks.language_model.encoder_training import EncoderConfig, sampled_loss
-from trainer.training.config import VectorsConfig
-from trainer.training.loop import Interrupted, Rows, epoch_batches, stop_requests
+from trainer.data.arrays import chunks
+from trainer.data.rows import Rows
+from trainer.layer.bias import with_one
+from trainer.layer.losses import sampled_loss
+from trainer.training.config import SAMPLE_ABOVE, SAMPLES, VectorsConfig
+from trainer.training.loop import Interrupted, epoch_batches, stop_requests
 
 BATCH = 1000
+SCORED_AT_ONCE = 128  # rows whose logits over all classes stay in the cache
 LEARNING_RATE = 0.003  # falls linearly to nothing
 
 
@@ -34,7 +38,6 @@ def fitted_head(
 
 
 def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> Tensor:
-    sampling = EncoderConfig()  # with very many classes the softmax is estimated, as for encoders
     proposal = torch.bincount(labels, minlength=n_classes).double() ** 0.75
     width = inputs[torch.arange(1)].shape[1]
     weight = torch.zeros(n_classes, width, requires_grad=True)
@@ -48,8 +51,8 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
         for step, rows in enumerate(batches):
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / n_steps)
             hidden = inputs[rows]  # [B,D]
-            if n_classes > sampling.sample_above:
-                loss = sampled_loss(hidden, labels[rows], weight, proposal, sampling.samples)
+            if n_classes > SAMPLE_ABOVE:
+                loss = sampled_loss(hidden, labels[rows], weight, proposal, SAMPLES)
             else:
                 loss = cross_entropy(hidden @ weight.T, labels[rows])
             optimizer.zero_grad()
@@ -59,3 +62,28 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
             if stopped():
                 raise Interrupted("Stopped before the full softmax was there: resume the run.")
     return weight.detach()
+
+
+@torch.no_grad()
+def full_normalisers(rows: Rows, n_rows: int, head: Tensor, file: Path) -> Tensor:
+    """The full softmax's log-normaliser for every row, [M]; computed once and kept in the run.
+
+    With it a row's teacher is scored on the classes of one expert only, so epochs are cheap.
+    """
+    if file.exists():
+        kept = np.load(file, allow_pickle=False)
+        if len(kept) == n_rows:
+            return torch.from_numpy(kept)
+    # Both are made once: small results between large products would leave holes in memory.
+    logits = torch.empty(SCORED_AT_ONCE, len(head))  # [b,N]
+    found = torch.empty(n_rows)  # [M]
+    for part in progress.each(list(chunks(n_rows, SCORED_AT_ONCE)), "full softmax"):
+        hidden = rows[torch.arange(part.start, part.stop)]  # [b,D]
+        if head.shape[1] > hidden.shape[1]:
+            hidden = with_one(hidden)
+        scored = torch.mm(hidden, head.T, out=logits[: len(hidden)])
+        found[part] = scored.logsumexp(dim=1)
+    temporary = file.with_name(f"partial-{file.name}")
+    np.save(temporary, found.numpy())
+    temporary.replace(file)
+    return found

@@ -41,7 +41,7 @@ def rescue(
         target.copy_(source)
         state = optimizer.state[source]
         optimizer.state[target] = {name: value.clone() for name, value in state.items()}
-        lean = leaning(hidden[expert == overloaded]) * (LEAN / 2)
+        lean = leaning(layer.extended(hidden[expert == overloaded])) * (LEAN / 2)
         layer.gate[idle] = layer.gate[overloaded] + lean
         layer.gate[overloaded] -= lean
     return len(pairs)

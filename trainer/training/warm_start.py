@@ -7,6 +7,7 @@ S sampled rows, D hidden, K experts, N classes, R kept rows.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,12 +15,18 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from service.errors import DSSError
+from service.bundle.manifest import RECALL_AT
 from service.terminal import progress
+from trainer.data.arrays import chunks
+from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax
-from trainer.training.loop import Rows
-from trainer.training.metrics import RANKS, chunks, label_counts
+from trainer.layer.bias import logits, with_one
+from trainer.training.config import VectorsConfig
+from trainer.training.loop import Data
+from trainer.training.metrics import ROWS_AT_ONCE, label_counts
+from trainer.training.problem import BudgetImpossible, Learned, Problem, train_stage
 
+WARM_ROUNDS = 2  # of training
 GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
@@ -28,8 +35,42 @@ COPIES = 0.6  # share of the budget that copies for the sake of keep-one may tak
 THRIFT = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)  # ... by going to quieter experts
 
 
-class BudgetImpossible(DSSError):
-    pass
+def start(config: VectorsConfig, problem: Problem) -> DSSoftmax:
+    """A layer whose gate was found by clustering, with the classes that the budget allows."""
+    gate = cluster_gate(problem.hidden, config.n_experts, config.seed, biased=problem.biased)
+    return choose_classes(config, problem, gate, before=None)
+
+
+def learn(
+    config: VectorsConfig,
+    problem: Problem,
+    layer: DSSoftmax,
+    data: Data,
+    folder: Path,
+    *,
+    resume: bool,
+) -> Learned:
+    """Gate and weight rows learn together. That changes where query rows go, so classes are then
+    chosen again, and their weight rows learn with the gate held fixed: the budget holds."""
+    seconds = 0.0
+    for number in range(1, WARM_ROUNDS + 1):
+        if number > 1:
+            layer = choose_classes(config, problem, layer.gate.detach(), before=layer)
+        layer.gate.requires_grad_(number < WARM_ROUNDS)
+        torch.manual_seed(config.seed + number)
+        seconds += train_stage(
+            config, layer, data, folder / f"round-{number}", resume=resume
+        ).seconds
+    return Learned(layer, seconds)
+
+
+def choose_classes(
+    config: VectorsConfig, problem: Problem, gate: Tensor, before: DSSoftmax | None
+) -> DSSoftmax:
+    """A layer with this gate that holds the most wanted classes within the budget."""
+    wanted = demand(gate, problem.hidden, problem.head, problem.inputs, problem.labels)
+    held = select(wanted, problem.budget, keep_one=config.keep_one)
+    return make_layer(gate, held, problem.head, before, biased=problem.biased)
 
 
 @dataclass(frozen=True)
@@ -45,18 +86,20 @@ class Demand:
         return self.rows / self.rows.sum()
 
 
-def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
-    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [S,D]."""
-    directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
+def cluster_gate(hidden: Tensor, n_experts: int, seed: int, *, biased: bool = False) -> Tensor:
+    """A gate [K,D], or [K,D+1] with biases, whose rows point to the centres of K clusters of
+    hidden vectors [S,D]."""
+    clustered = hidden[:CLUSTER_ROWS]
+    directions = normalize(with_one(clustered) if biased else clustered).numpy()
     with progress.bar("clustering", None):
         means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
     return sharpened(hidden, torch.from_numpy(means.cluster_centers_.astype(np.float32)))
 
 
 def sharpened(hidden: Tensor, directions: Tensor) -> Tensor:
-    """A gate [K,D] along the directions, as sure of itself as training should begin with."""
+    """A gate along the directions [K,D], or [K,D+1], whose mean value is GATE_VALUE."""
     unit = normalize(directions)
-    return unit * _sharpness(hidden[:CLUSTER_ROWS] @ unit.T)
+    return unit * _sharpness(logits(hidden[:CLUSTER_ROWS], unit))
 
 
 def _sharpness(logits: Tensor) -> float:
@@ -78,9 +121,9 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
     n_experts, n_classes = len(gate), len(head)
     gain = torch.zeros(n_experts * n_classes)
     received = torch.zeros(n_experts)
-    for part in progress.each(list(chunks(len(hidden))), "choosing classes"):
-        expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
-        best, value = answer_gains(hidden[part] @ head.T)  # [b,10]
+    for part in progress.each(list(chunks(len(hidden), ROWS_AT_ONCE)), "choosing classes"):
+        expert = logits(hidden[part], gate).argmax(dim=1)  # [b]
+        best, value = answer_gains(logits(hidden[part], head))  # [b,10]
         pairs = (expert[:, None] * n_classes + best).flatten()
         gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
         received += torch.bincount(expert, minlength=n_experts)
@@ -94,11 +137,11 @@ def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
     Where a class is missing the next one moves up into the first 1, 5 or 10. So what is lost is its
     probability less that of the one behind; summed over the three.
     """
-    last = min(RANKS[-1], logits.shape[1])
+    last = min(RECALL_AT[-1], logits.shape[1])
     found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
     probability = (found.values - logits.logsumexp(dim=1, keepdim=True)).exp()
     value = torch.zeros_like(probability[:, :last])
-    for rank in RANKS:
+    for rank in RECALL_AT:
         behind = probability[:, rank : rank + 1] if rank < probability.shape[1] else 0.0
         value[:, :rank] += probability[:, : min(rank, last)] - behind
     return found.indices[:, :last], value
@@ -117,7 +160,7 @@ def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
         held = share > threshold
         return held if home is None else with_one_copy(held, home)
 
-    low, high = 0.0, float(len(RANKS))
+    low, high = 0.0, float(len(RECALL_AT))
     if mean_cost(held_above(low), wanted) <= mean_rows:
         return held_above(low)
     for _ in range(SEARCH_STEPS):
@@ -164,11 +207,13 @@ def with_one_copy(held: Tensor, home: Tensor) -> Tensor:
     return held
 
 
-def make_layer(gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None) -> DSSoftmax:
-    """A layer with the given gate and classes; rows come from `before` or else from the head."""
-    n_classes, hidden_size = head.shape
+def make_layer(
+    gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None, *, biased: bool = False
+) -> DSSoftmax:
+    """A layer with the given gate and classes; weight rows come from `before`, else the head."""
+    n_classes, columns = head.shape
     keys = held.flatten().nonzero()[:, 0]
-    layer = DSSoftmax(hidden_size, n_classes, len(gate), keys=keys)
+    layer = DSSoftmax(columns - biased, n_classes, len(gate), keys=keys, biased=biased)
     weight = head[layer.class_of_row] / GATE_VALUE  # [R,D]
     if before is not None:
         row, known = before.row_of(layer.expert_of_row, layer.class_of_row)

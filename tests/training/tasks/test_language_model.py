@@ -15,13 +15,13 @@ from helpers.dss_process import dss
 from helpers.tiny_corpus import WORDS, write_corpus
 
 from trainer.data import run_folder
+from trainer.layer.losses import sampled_loss
 from trainer.tasks.language_model import corpus as corpora
 from trainer.tasks.language_model import encoder as encoders
 from trainer.tasks.language_model import hidden_states, task
 from trainer.tasks.language_model.encoder import Encoder
 from trainer.tasks.language_model.encoder_training import (
     EncoderConfig,
-    sampled_loss,
     samples_softmax,
     training_streams,
 )
