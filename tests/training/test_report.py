@@ -20,7 +20,7 @@ from service.errors import DSSError
 from trainer.data import run_folder
 from trainer.data.files import write_json
 from trainer.layer import DSSoftmax
-from trainer.report import figures, paper_tables, report
+from trainer.report import layer_figures, paper_tables, report, trade_off
 from trainer.report import runs as report_data
 
 WIDTH = 4
@@ -582,13 +582,13 @@ costs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, ma
 
 @given(costs, st.booleans())
 def test_the_frontier_is_what_nothing_beats(pairs: list[tuple[int, int]], more: bool) -> None:
-    points = [figures.Measured("svd", c, {"1": a / 10}) for c, a in pairs]
+    points = [trade_off.Measured("svd", c, {"1": a / 10}) for c, a in pairs]
 
-    def beats(one: figures.Measured, other: figures.Measured) -> bool:
+    def beats(one: trade_off.Measured, other: trade_off.Measured) -> bool:
         cheaper = one.cost >= other.cost if more else one.cost <= other.cost
         return cheaper and one.accuracy["1"] >= other.accuracy["1"] and one != other
 
-    kept = figures.frontier(points, "1", more_is_better=more)
+    kept = trade_off.frontier(points, "1", more_is_better=more)
     assert {(p.cost, p.accuracy["1"]) for p in kept} == {
         (p.cost, p.accuracy["1"]) for p in points if not any(beats(q, p) for q in points)
     }
@@ -598,7 +598,7 @@ def test_the_frontier_is_what_nothing_beats(pairs: list[tuple[int, int]], more: 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 64)), min_size=1, max_size=50))
 def test_redundancy_counts_each_word_that_can_be_shown(pairs: list[tuple[int, int]]) -> None:
     frequencies, copies = np.array(pairs, np.int64).T
-    counted = figures.redundancy(frequencies, copies)
+    counted = layer_figures.redundancy(frequencies, copies)
     shown = (frequencies > 0) & (copies > 0)
     assert counted.words.sum() == shown.sum()
     total = np.nansum(counted.mean_copies * counted.words.sum(1))
@@ -614,4 +614,4 @@ def test_a_large_vocabulary_is_drawn_in_columns() -> None:
         rng.integers(1, 1000, 33_278),
         None,
     )
-    assert figures.expert_matrix(layer).startswith(b"\x89PNG")
+    assert layer_figures.expert_matrix(layer).startswith(b"\x89PNG")
