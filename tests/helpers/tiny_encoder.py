@@ -5,9 +5,7 @@ import numpy as np
 from trainer.tasks.language_model import corpus as corpora
 from trainer.tasks.language_model import hidden_states
 from trainer.tasks.language_model.encoder import Encoder
-from trainer.tasks.language_model.encoder_training import (
-    EncoderConfig,
-)
+from trainer.tasks.language_model.encoder_training import EncoderConfig
 from trainer.training.config import make_config
 
 

@@ -1,4 +1,4 @@
-"""What a search answers and costs on a split, beside the head's own answers.
+"""Measures what a search answers and costs on a split, against the head's own answers.
 
 M rows, B rows at once, D hidden, N classes, k answers.
 """

@@ -23,7 +23,7 @@ from trainer.training.loop import epoch_batches
 from trainer.training.optimizer import make_optimizer, set_learning_rate
 
 PART = 128  # rows whose logits are computed together
-MASKED = -1e9  # as good as minus infinity, and 0 times it is 0
+MASKED = -1e9  # in place of minus infinity: 0 times it is 0
 
 Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # of hidden [B,D] and labels [B]
 
@@ -113,7 +113,7 @@ def softmax_loss(student_rows: Callable[[], Tensor], inputs: Inputs) -> Loss:
     """Cross-entropy of a layer with rows [N,D] against labels mixed with the head's distribution.
 
     Over all classes, or for large N over each row's label and J classes drawn for the batch; the
-    estimate then differs by something that has no gradient.
+    estimate then differs by a term that has no gradient.
     """
     head = torch.from_numpy(inputs.head.weight)
     distil = VectorsConfig().distil

@@ -11,7 +11,7 @@ from trainer.cli.capture_option import FILES, capture_option
 from trainer.cli.options import INTERRUPTED, NPY
 from trainer.cli.results import show_training
 
-OVER_BUDGET = 1.05  # traffic on held-out rows differs a little from that in training
+OVER_BUDGET = 1.05  # held-out rows go to other experts than training rows, a little
 
 
 @click.command()

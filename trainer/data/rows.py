@@ -1,6 +1,6 @@
 """Query rows of an array on disk, read as they are asked for.
 
-M rows, D hidden, b rows asked for.
+M query rows, D hidden, b query rows asked for.
 """
 
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""A run folder: what training leaves behind, and how it is read again."""
+"""A run folder: the files that training writes, and how they are read."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ class RunDiffers(DSSError):
 
 
 def open_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
-    """Make a run folder, or check that an existing one may be gone on with."""
+    """Make a run folder, or check that an existing one may be resumed."""
     check_run(folder, settings, resume=resume)
     if not resume:
         folder.mkdir(parents=True, exist_ok=True)

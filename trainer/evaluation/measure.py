@@ -2,7 +2,7 @@
 
 Works without PyTorch: the answers are those of the engine that serves the bundle.
 
-B rows, D hidden, K experts, N classes, k answers, g experts searched.
+B query rows, D hidden, K experts, N classes, k answers, g experts searched.
 """
 
 from collections.abc import Mapping
@@ -169,7 +169,7 @@ def _count(
                 counts.full_hits[k] += int((best[:, :k] == labels).sum())
             if k > engine.n_reachable:
                 continue
-            # Asked anew for each k: a longer answer may need more experts, and rank otherwise.
+            # One call for each k: a longer answer may search more experts, and rank otherwise.
             answer = engine.topk(hidden, k, experts_searched)
             counts.scored[k] += bundle.cost_of(answer.expert_rows, k)
             counts.hits[k] += int((answer.classes == labels).sum())
@@ -186,7 +186,7 @@ def _contains(ascending: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray
 
 
 def _gate_session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    """The bundle's own gate: the engine tells only its first choice."""
+    """The bundle's own gate: the engine returns only its first choice."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(

@@ -1,4 +1,4 @@
-"""A finished run becomes a bundle, and only if the service answers as the trained layer does."""
+"""Exports a finished run as a bundle, if the engine's answers are those of the trained layer."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ from trainer.export.training_facts import gate_facts, head_recall
 from trainer.layer import DSSoftmax
 
 N_SAMPLES = 8
-NOT_FACTS = {"seconds", "full_seconds"}  # a resumed run takes other times and gives the same bundle
+NOT_FACTS = {"seconds", "full_seconds"}  # they differ between runs that give the same bundle
 
 
 def export(
@@ -35,9 +35,9 @@ def export(
     precision: Precision = "fp32",
     head: Head | None = None,
 ) -> Bundle:
-    """Write the run's layer as a bundle and check every answer to its test rows.
+    """Write the run's layer as a bundle and check the answers to the run's held-out query rows.
 
-    A head is the full softmax that a server may compare its answers with.
+    `head` is the full softmax; a server may compare its answers with it.
     """
     layer = run_folder.load_layer(run)
     hidden: NDArray[np.float32] = np.load(run / run_folder.HIDDEN, allow_pickle=False)
@@ -56,7 +56,7 @@ def export(
     if head is not None:
         _check_head(head, layer.n_classes, hidden.shape[1])
         facts["head_recall"] = head_recall(layer, hidden, head)
-    # Checked in a folder that no server takes for a version, then renamed.
+    # Written and checked under a name that no server reads as a version, then renamed.
     unchecked = destination.with_name(f".{destination.name}.unchecked")
     shutil.rmtree(unchecked, ignore_errors=True)
     try:
@@ -126,9 +126,9 @@ def facts_when_approximated(
     approximated: ApproximatedLayer,
     hidden: NDArray[np.float32],
 ) -> dict[str, Any]:
-    """What training measured, as far as it still holds: costs are worked out anew.
+    """The training facts with the costs of the approximated experts.
 
-    The accuracy was the layer's own, so it goes by another name: the bundle's is not known.
+    The accuracy is that of the exact layer, so it becomes `layer_accuracy`.
     """
     costs, utilization = approximated.costs, facts["utilization"]
     speedup = flops_speedup(approximated.n_classes, costs, utilization)

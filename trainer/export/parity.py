@@ -1,6 +1,6 @@
 """Checks that an engine's answers are those of the layer its bundle was made from.
 
-B rows, D hidden, N classes, k answers.
+B query rows, D hidden, N classes, k answers.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def check_parity(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32]) 
                 f"The bundle's log-probabilities differ from the layer's by up to"
                 f" {differences.max():.2g} at k={k}, experts={experts}; nothing was exported."
             )
-        # Near-ties may change places, but each class named must have the score it is given.
+        # Near-ties may change places, but each class must have the score that the engine gives it.
         wrong = ~(np.abs(scores - log_probs) <= tolerated(log_probs))
         if wrong.any():
             raise ParityFailed(
@@ -84,7 +84,7 @@ def check_approximation(
 ) -> None:
     """Refuse if the engine's answers are not those of the approximated layer.
 
-    As `check_parity`, but for what hangs on rounding: which class is the last candidate.
+    As `check_parity`, except that rounding may decide which class is the last candidate.
     """
     for k, experts in progress.each(CHECKED, "checking answers"):
         k, experts = min(k, engine.n_reachable), min(experts, engine.n_experts)

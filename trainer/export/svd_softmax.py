@@ -4,7 +4,7 @@ An expert's matrix W is nearly one of low rank. Along its first right singular v
 classes are scored cheaply, and only those that look best are scored exactly. A bias is no part of
 the decomposition: it is added to cheap and exact scores alike.
 
-B rows, D hidden, K experts, N classes, V classes of one expert, w directions, c candidates.
+B query rows, D hidden, K experts, N classes, V classes of one expert, w directions, c candidates.
 """
 
 from collections.abc import Mapping
@@ -77,9 +77,9 @@ def preview(weight: NDArray[np.float32], window: int, share: float) -> Preview:
 class Bounds(NamedTuple):
     """Log-probabilities [B,N] of the classes an engine may answer, -inf for the others.
 
-    Which of two classes is the last candidate may hang on rounding, and with it whether its exact
-    or its cheap score is in the normaliser. `low` has the classes that are candidates either way,
-    `high` all that may be; where nothing hangs on rounding they are equal.
+    Rounding may decide which of two classes is the last candidate, and so whether its exact or its
+    cheap score is in the normaliser. `low` has the classes that are candidates either way, `high`
+    all that may be; where rounding decides nothing they are equal.
     """
 
     low: Floats
@@ -87,7 +87,7 @@ class Bounds(NamedTuple):
 
 
 class ApproximatedLayer:
-    """A layer with some experts approximated: the rule of the answers, in double precision."""
+    """A layer with some experts approximated: the answers that are right, in double precision."""
 
     def __init__(self, layer: DSSoftmax, previews: Mapping[int, Preview]) -> None:
         self.n_classes, self.n_experts = layer.n_classes, layer.n_experts
@@ -133,10 +133,10 @@ class ApproximatedLayer:
                 rows = np.flatnonzero(todo & (ranked[:, rank] == expert))
                 where = np.ix_(rows, self._classes[expert])
                 held[where] = True
-                distrust = np.log(gates[rows, rank] / gates[rows, 0])
+                penalty = np.log(gates[rows, rank] / gates[rows, 0])
                 bounds = self._scored(expert, inputs[rows], gates[rows, :1], k)  # [b,V] each
                 for best, scores in zip(found, bounds, strict=True):
-                    best[where] = np.maximum(best[where], scores + distrust[:, None])
+                    best[where] = np.maximum(best[where], scores + penalty[:, None])
         return found
 
     def _scored(self, expert: int, hidden: Floats, gate: Floats, k: int) -> Bounds:

@@ -1,7 +1,7 @@
-"""What a server compares live traffic with: how sure the gate is, and how often the layer's first
-classes are the full softmax's.
+"""Facts that a server compares live traffic with: the distribution of the best gate value, and how
+many of the full softmax's first classes are the layer's too.
 
-S rows, D hidden, K experts, N classes.
+S query rows, D hidden, K experts, N classes.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from service.bundle.manifest import MOST_GATE_EDGES, RECALL_AT, GateFacts
 from trainer.data.arrays import Head, chunks
 from trainer.layer import DSSoftmax
 
-DECIMALS = 4  # of edges: processors round the gate differently, and must not seem to drift
+DECIMALS = 4  # of edges: processors round the gate differently, which must not count as drift
 ROWS_AT_ONCE = 64  # all classes are scored
 
 
@@ -36,7 +36,7 @@ def head_recall(
     hidden: NDArray[np.float32],  # [S,D]
     head: Head,
 ) -> dict[str, float]:
-    """By number of first classes: the share of the full softmax's that are the layer's too."""
+    """Recall by k: the share of the full softmax's first k classes that are the layer's too."""
     k = min(max(RECALL_AT), len(head.weight))
     weight = torch.from_numpy(head.weight)
     hits = dict.fromkeys([at for at in RECALL_AT if at <= k], 0)

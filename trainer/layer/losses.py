@@ -1,6 +1,6 @@
 """The terms of the objective, one function per equation. Coefficients are applied by the caller.
 
-K experts, N classes, R kept rows, D hidden, B rows of the batch, J sampled classes.
+K experts, N classes, R weight rows, D hidden, B query rows of the batch, J sampled classes.
 """
 
 import math
@@ -18,7 +18,7 @@ def task(log_prob: Tensor) -> Tensor:
 
 
 def row_squares(weight: Tensor) -> Tensor:
-    """The mean square of each row, [R,D] -> [R]: everything the group lassos need.
+    """The mean square of each weight row, [R,D] -> [R], from which the group lassos are computed.
 
     The mean and not the sum, as in the authors' code: a coefficient and a threshold then mean
     the same at every D.

@@ -250,7 +250,7 @@ def _trade_offs(results: Results, anchor: str) -> list[Block]:
 
 
 def _look(results: Results, point: Point) -> str:
-    """Which of the figures' looks a point has; empty for those that are drawn as lines."""
+    """The name of a point's look; empty for points that are drawn as lines."""
     name = f"ds {results.layers[point.name].kind}" if point.method == "ds" else point.method
     return name if name in trade_off.LOOKS else ""
 

@@ -92,7 +92,7 @@ def inside(layer: LayerFacts, anchor: str) -> list[Block]:
 
 
 def reach_sentence(layer: LayerFacts) -> str:
-    """A copy in an expert where no row ever comes keeps a class in name only."""
+    """How many classes have copies only in experts that receive hardly any query row."""
     n_experts, n_classes = layer.held.shape
     if not layer.out_of_reach:
         return "Every class that is held is also in an expert that gets rows."

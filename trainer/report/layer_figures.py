@@ -178,7 +178,7 @@ class Redundancy:
 
 
 def redundancy(frequencies: NDArray[np.int64], copies: NDArray[np.int64]) -> Redundancy:
-    """Only words that occur and are held: on log axes there is no room for nought."""
+    """Of words that occur and are held: a log axis has no zero."""
     shown = (frequencies > 0) & (copies > 0)
     frequencies, copies = frequencies[shown], copies[shown]
     across, up = _log_edges(frequencies, 36), _log_edges(copies, 16)

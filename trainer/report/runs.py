@@ -297,7 +297,7 @@ def _names(path: Path) -> Sequence[str] | None:
 
 
 def _frequencies(labels: Path | None, n_classes: int) -> NDArray[np.int64] | None:
-    """How often each class was the label in training, where the labels are still to be had."""
+    """How often each class was the label in training, if the file of labels still exists."""
     if labels is None or not labels.is_file():
         return None
     try:

@@ -1,6 +1,6 @@
-"""Where a training run is, and how that is saved and read again.
+"""The state of a training run, and its checkpoint on disk.
 
-K experts, R kept rows.
+K experts, R weight rows.
 """
 
 import math
@@ -18,26 +18,26 @@ from trainer.training.optimizer import make_optimizer
 
 @dataclass
 class Progress:
-    """Where a run is; with the tensors and the random state, all that a checkpoint holds."""
+    """How far a run is. A checkpoint holds this, the tensors and the random state."""
 
     epoch: int = 0
     step: int = 0  # of this epoch
     task_loss: float = math.inf  # smoothed
-    settled: bool = False  # no expert needed rescue when last looked at
+    settled: bool = False  # no expert was idle at the last check
     sparsifying: bool = False
     pressure: float = 1.0  # on both lassos; grows while the layer is over its budget
     over_budget: bool = True
-    rows: list[int] = field(default_factory=list)  # held after each pruning
+    rows: list[int] = field(default_factory=list)  # weight rows held after each pruning
     seconds: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)  # of the objective, at the last step
 
 
 @dataclass
 class Traffic:
-    """Where training rows went."""
+    """Which experts received the query rows of training."""
 
-    contexts: Tensor  # [R] recent rows of each (expert, class)
-    epoch_load: Tensor  # [K] rows each expert received in this epoch
+    contexts: Tensor  # [R] recent query rows of each (expert, class)
+    epoch_load: Tensor  # [K] query rows each expert received in this epoch
     recent_load: Tensor  # [K] ... and lately
 
     def count(self, layer: DSSoftmax, expert: Tensor, labels: Tensor) -> None:
@@ -61,7 +61,7 @@ def save_checkpoint(
     torch.save(
         {
             "progress": asdict(progress),
-            "tallies": vars(traffic),
+            "tallies": vars(traffic),  # the key in checkpoints of earlier versions
             "encoder": encoder.state_dict(),
             "layer": layer.state_dict(),
             "optimizer": optimizer.state_dict(),

@@ -1,6 +1,6 @@
-"""Training on somebody's hidden vectors, labels and trained head.
+"""Training on hidden vectors, labels and a trained head of the user.
 
-M rows, D hidden, N classes.
+M query rows, D hidden, N classes.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The full softmax that a layer learns from: fitted where none is given, and its normalisers.
 
-M rows, D hidden, N classes, b rows scored at once.
+M query rows, D hidden, N classes, b query rows scored at once.
 """
 
 import math
@@ -21,14 +21,14 @@ from trainer.training.config import SAMPLE_ABOVE, SAMPLES, VectorsConfig
 from trainer.training.loop import Interrupted, epoch_batches, stop_requests
 
 BATCH = 1000
-SCORED_AT_ONCE = 128  # rows whose logits over all classes stay in the cache
+SCORED_AT_ONCE = 128  # query rows whose logits over all classes stay in the cache
 LEARNING_RATE = 0.003  # falls linearly to nothing
 
 
 def fitted_head(
     config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int, file: Path
 ) -> Tensor:
-    """Rows [N,D] learned from the labels alone; kept in the run, so that it is done once."""
+    """Weight rows [N,D] learned from the labels alone; a resumed run reads them from `file`."""
     if not file.exists():
         weight = fit(config, inputs, labels, n_classes)
         temporary = file.with_name(f"partial-{file.name}")
@@ -60,21 +60,21 @@ def fit(config: VectorsConfig, inputs: Rows, labels: Tensor, n_classes: int) -> 
             optimizer.step()
             bar.advance()
             if stopped():
-                raise Interrupted("Stopped before the full softmax was there: resume the run.")
+                raise Interrupted("Stopped before the full softmax was trained: resume the run.")
     return weight.detach()
 
 
 @torch.no_grad()
 def full_normalisers(rows: Rows, n_rows: int, head: Tensor, file: Path) -> Tensor:
-    """The full softmax's log-normaliser for every row, [M]; computed once and kept in the run.
+    """The full softmax's log-normaliser for every query row, [M]; computed once, kept in `file`.
 
-    With it a row's teacher is scored on the classes of one expert only, so epochs are cheap.
+    With it the teacher scores only the classes of a query row's expert, so epochs are cheap.
     """
     if file.exists():
         kept = np.load(file, allow_pickle=False)
         if len(kept) == n_rows:
             return torch.from_numpy(kept)
-    # Both are made once: small results between large products would leave holes in memory.
+    # Both are allocated once: small results between large products would fragment memory.
     logits = torch.empty(SCORED_AT_ONCE, len(head))  # [b,N]
     found = torch.empty(n_rows)  # [M]
     for part in progress.each(list(chunks(n_rows, SCORED_AT_ONCE)), "full softmax"):

@@ -1,6 +1,6 @@
 """The training loop: Algorithm 1 of the paper, resumable at any step.
 
-B rows, D hidden, K experts, N classes, R kept rows.
+B query rows of a batch, M query rows, D hidden, K experts, N classes, R weight rows.
 """
 
 import json
@@ -41,7 +41,7 @@ class Data:
     inputs: Rows  # [M, ...]
     labels: Tensor  # [M]
     head: Tensor | None = None  # [N,D] a full softmax to learn from ...
-    logsumexp: Tensor | None = None  # [M] ... and its normaliser for every row
+    logsumexp: Tensor | None = None  # [M] ... and its normaliser for every query row
 
 
 def train(
@@ -56,7 +56,7 @@ def train(
 ) -> Progress:
     """Train encoder and layer together; both are changed in place.
 
-    With a budget, the lassos grow until the mean number of classes scored per row is within it.
+    With a budget, the lassos grow until the mean number of classes scored per query row is in it.
     """
     if resume and (folder / run_folder.CHECKPOINT).exists():
         progress, traffic, optimizer = load_checkpoint(folder, config, encoder, layer)
@@ -199,7 +199,7 @@ def watch_budget(
     progress: Progress,
     budget: float | None,
 ) -> None:
-    """Dual ascent on the cost: press harder while it is over the budget, let go when it is not."""
+    """Dual ascent on the cost: raise the lassos while over the budget, stop them within it."""
     if budget is None:
         return
     progress.over_budget = over_budget(layer, traffic, budget)
@@ -209,7 +209,7 @@ def watch_budget(
 
 
 def over_budget(layer: DSSoftmax, traffic: Traffic, budget: float | None) -> bool:
-    """Are more classes scored per row than allowed? Without a budget fewer are always wanted."""
+    """Whether more classes are scored per query row than the budget; always, if there is none."""
     if budget is None:
         return True
     utilization = traffic.recent_load / traffic.recent_load.sum().clamp_min(1)
@@ -236,11 +236,11 @@ def drop_small_rows(
         kept = keep_one_copy(layer, kept, traffic.contexts)
     if not kept.all():
         prune(layer, optimizer, kept)
-    traffic.contexts = traffic.contexts[kept] / 2  # older contexts count less and less
+    traffic.contexts = traffic.contexts[kept] / 2  # older counts weigh less and less
 
 
 def gate_noise(config: TrainConfig, epoch: float) -> float:
-    """Noise lets rows try other experts early on; it is gone when the experts specialise."""
+    """Noise sends query rows to other experts early on; it has ended when experts specialise."""
     if not config.gate_noise_epochs:
         return 0.0
     return config.gate_noise * max(0.0, 1 - epoch / config.gate_noise_epochs)

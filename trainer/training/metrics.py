@@ -1,6 +1,6 @@
-"""Measures of a trained layer on test rows.
+"""Measures of a trained layer on query rows.
 
-B rows, D hidden, K experts, N classes.
+B query rows, D hidden, K experts, N classes.
 """
 
 import torch

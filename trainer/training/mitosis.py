@@ -1,10 +1,10 @@
-"""Mitosis: the number of experts doubles while training goes on, and sparsity is inherited.
+"""Mitosis: the number of experts doubles between stages, and pruned classes stay pruned.
 
-Each expert becomes two with the same rows. Their gates lean to either side of the direction in
-which the expert's contexts vary most, so that each takes about half of its traffic, and a class
-goes only to a clone that some training row of that class reaches.
+Each expert becomes two with the same weight rows. Their gate rows are moved apart along the
+direction in which the expert's query rows vary most, so that each receives about half of them, and
+a clone holds only classes that some training row of the class reaches it with.
 
-B rows, S sampled rows, D hidden, K experts, N classes, R kept rows.
+S sampled query rows, D hidden, K experts, N classes, R weight rows, V weight rows of one expert.
 """
 
 from dataclasses import replace
@@ -19,12 +19,12 @@ from trainer.layer import DSSoftmax
 from trainer.layer.bias import logits
 from trainer.layer.pruning import spare_best
 from trainer.training.config import VectorsConfig
-from trainer.training.idle_experts import leaning
+from trainer.training.idle_experts import split_direction
 from trainer.training.loop import Data
 from trainer.training.metrics import label_counts
 from trainer.training.problem import Learned, Problem, check_budget, memory_curve, train_stage
 
-LEAN = 4.0  # standard deviation of the gate logits' difference between clones: they part clearly
+SEPARATION = 4.0  # standard deviation of the gate logits' difference between clones
 
 
 def start(config: VectorsConfig, problem: Problem) -> DSSoftmax:
@@ -98,19 +98,19 @@ def split_gate(layer: DSSoftmax, hidden: Tensor) -> Tensor:
     """
     expert = logits(hidden, layer.gate).argmax(dim=1)  # [S]
     inputs = layer.extended(hidden)
-    leans = [leaning(inputs[expert == number]) for number in range(layer.n_experts)]
-    lean = torch.stack(leans) * (LEAN / 2)  # [K,D]
-    return torch.cat([layer.gate + lean, layer.gate - lean])
+    directions = [split_direction(inputs[expert == number]) for number in range(layer.n_experts)]
+    apart = torch.stack(directions) * (SEPARATION / 2)  # [K,D]
+    return torch.cat([layer.gate + apart, layer.gate - apart])
 
 
 @torch.no_grad()
 def inherited(
     layer: DSSoftmax, gate: Tensor, inputs: Rows, labels: Tensor, *, keep_one: bool
 ) -> Tensor:
-    """Which of the doubled rows, [2R] bool, the clones inherit: only they are ever made.
+    """Which of the doubled weight rows, [2R] bool, the clones get: the others are never made.
 
-    Those whose class some training row reaches the clone with; and, if asked for, of a class that
-    would be lost the copy with most contexts.
+    Those whose class is the label of a training row that reaches the clone; and with `keep_one`,
+    for a class that would have no copy, the one whose expert receives most rows of the class.
     """
     contexts = label_counts(gate, inputs, labels, layer.n_classes)  # by clone and class
     found = contexts.flatten()[doubled_keys(layer)]  # [2R]
@@ -126,10 +126,10 @@ def doubled_keys(layer: DSSoftmax) -> Tensor:
 
 @torch.no_grad()
 def split(layer: DSSoftmax, gate: Tensor, kept: Tensor, hidden: Tensor, noise: float) -> DSSoftmax:
-    """The layer with twice the experts, holding the rows that are inherited.
+    """The layer with twice the experts and the `kept` [2R] of the doubled weight rows.
 
-    Gaussian `noise`, relative to a row's size, makes clones differ. A clone's gate value is lower
-    than its parent's was, so rows are scaled up by as much: the answers stay what they were.
+    Gaussian `noise`, relative to a weight row's size, makes clones differ. A clone's gate value is
+    lower than the expert's was, so weight rows are scaled up by as much: scores stay the same.
     """
     n_experts = layer.n_experts
     doubled = DSSoftmax(
@@ -142,10 +142,10 @@ def split(layer: DSSoftmax, gate: Tensor, kept: Tensor, hidden: Tensor, noise: f
     doubled.gate.data = gate
     expert, before = layer.eval().route(hidden)
     after = doubled.eval().route(hidden).gate
-    loss = mean_by_expert(before, expert, n_experts) / mean_by_expert(after, expert, n_experts)
+    scale = mean_by_expert(before, expert, n_experts) / mean_by_expert(after, expert, n_experts)
     masks = kept.split([*layer.expert_sizes, *layer.expert_sizes])
     for number, (clone, mask) in enumerate(zip(doubled.experts, masks, strict=True)):
-        rows = layer.experts[number % n_experts][mask] * loss[number % n_experts]  # [V,D]
+        rows = layer.experts[number % n_experts][mask] * scale[number % n_experts]  # [V,D]
         size = rows.square().mean(dim=1, keepdim=True).sqrt()  # [V,1]
         clone.data = rows + noise * size * torch.randn_like(rows)
     return doubled

@@ -1,6 +1,6 @@
 """What a method learns a layer from, and what it returns.
 
-S sampled rows, M rows, T held-out rows, D hidden, N classes.
+M query rows, S sampled and T held-out ones, D hidden, N classes.
 """
 
 from dataclasses import dataclass, field

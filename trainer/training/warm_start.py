@@ -3,7 +3,7 @@
 Vectors are clustered by direction; a cluster's centre becomes a row of the gate, and the classes
 that the full softmax puts among its first for the cluster's vectors become the expert.
 
-S sampled rows, D hidden, K experts, N classes, R kept rows.
+S sampled query rows, D hidden, K experts, N classes, R weight rows.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,13 @@ from trainer.training.metrics import ROWS_AT_ONCE, label_counts
 from trainer.training.problem import BudgetImpossible, Learned, Problem, train_stage
 
 WARM_ROUNDS = 2  # of training
-GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
+GATE_VALUE = 0.8  # mean of the best gate value at the start: the gradient has not vanished yet
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
 LEAST_TRAFFIC = 0.1  # of an equal share
-COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take ...
-THRIFT = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)  # ... by going to quieter experts
+COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take
+# Exponents on the price of an expert, tried in turn until the copies fit.
+PRICE_EXPONENTS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
 def start(config: VectorsConfig, problem: Problem) -> DSSoftmax:
@@ -75,10 +76,10 @@ def choose_classes(
 
 @dataclass(frozen=True)
 class Demand:
-    """What each expert would be asked for."""
+    """How useful each class would be in each expert."""
 
-    gain: Tensor  # [K,N] right answers that a class is expected to give in an expert
-    rows: Tensor  # [K] how many sampled rows each expert receives
+    gain: Tensor  # [K,N] expected right answers that the class gives in the expert
+    rows: Tensor  # [K] sampled query rows that each expert receives
     labels: Tensor  # [K,N] how often a class is the label, over all training rows
 
     @property
@@ -134,8 +135,8 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
 def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The first classes of each row of logits [b,N], and what holding each is worth: both [b,10].
 
-    Where a class is missing the next one moves up into the first 1, 5 or 10. So what is lost is its
-    probability less that of the one behind; summed over the three.
+    Where a class is missing, the class after the first 1, 5 or 10 takes its place. So the loss is
+    the class's probability minus the probability of that one, summed over the three.
     """
     last = min(RECALL_AT[-1], logits.shape[1])
     found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
@@ -150,15 +151,15 @@ def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
 def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
     """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
 
-    A class in expert k costs u_k rows of the mean and helps the rows that want it there, so the
-    pairs are taken by what the class is worth to one of the expert's rows.
+    A class in expert k adds u_k to the mean number of classes scored, so pairs are taken in the
+    order of their gain per query row of the expert.
     """
     share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
-    home = homes(wanted, COPIES * mean_rows) if keep_one else None
+    fallback = fallback_experts(wanted, COPIES * mean_rows) if keep_one else None
 
     def held_above(threshold: float) -> Tensor:
         held = share > threshold
-        return held if home is None else with_one_copy(held, home)
+        return held if fallback is None else with_one_copy(held, fallback)
 
     low, high = 0.0, float(len(RECALL_AT))
     if mean_cost(held_above(low), wanted) <= mean_rows:
@@ -178,32 +179,32 @@ def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
 
 
 def mean_cost(held: Tensor, wanted: Demand) -> float:
-    """Classes scored per row: sum_k u_k |v_k|."""
+    """Classes scored per query row: sum_k u_k |v_k|."""
     return float(wanted.utilization @ held.sum(dim=1).float())
 
 
-def homes(wanted: Demand, affordable: float) -> Tensor:
-    """The expert [N] in which each class has its copy if it is wanted nowhere else.
+def fallback_experts(wanted: Demand, affordable: float) -> Tensor:
+    """The expert [N] that gets the copy of each class that is selected for none.
 
-    That is where the class is the label most often for what a row there costs. An expert that
-    hardly any row comes to would cost nothing, and a copy there would be one in name only: so each
-    expert counts as if it had a little traffic besides its own. Where all copies together cost more
-    than is affordable, the price of a row weighs more and more.
+    It is the expert in which the class is the label most often, relative to the expert's share of
+    the traffic. An expert without traffic would cost nothing, and a copy there is never found: so
+    each expert counts as if it had a little more traffic than it has. Where all copies together
+    cost more than is affordable, experts with little traffic are preferred more and more.
     """
     traffic = wanted.labels.sum(dim=1)  # [K]
     price = (traffic + LEAST_TRAFFIC * traffic.mean()) / traffic.sum().clamp_min(1)
-    for thrift in THRIFT:
-        home = ((wanted.labels + 1e-3) / price[:, None] ** thrift).argmax(dim=0)
-        if float(wanted.utilization[home].sum()) <= affordable:
+    for exponent in PRICE_EXPONENTS:
+        chosen = ((wanted.labels + 1e-3) / price[:, None] ** exponent).argmax(dim=0)
+        if float(wanted.utilization[chosen].sum()) <= affordable:
             break
-    return home
+    return chosen
 
 
-def with_one_copy(held: Tensor, home: Tensor) -> Tensor:
-    """Give each class that is nowhere a copy in its home [N]."""
-    homeless = (~held.any(dim=0)).nonzero()[:, 0]
+def with_one_copy(held: Tensor, fallback: Tensor) -> Tensor:
+    """Give each class that no expert holds a copy in its fallback expert [N]."""
+    missing = (~held.any(dim=0)).nonzero()[:, 0]
     held = held.clone()
-    held[home[homeless], homeless] = True
+    held[fallback[missing], missing] = True
     return held
 
 

@@ -3,7 +3,7 @@
 Row i of a split's `.npy` is the state of the encoder that has read every word before word i, and
 label i is word i itself.
 
-M rows, T steps, S parallel streams of text, D hidden, N classes.
+M query rows, T steps, S parallel streams of text, D hidden, N classes.
 """
 
 import math
