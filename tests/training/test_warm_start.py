@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from trainer.training import warm_start
-from trainer.training.warm_start import BudgetImpossible, Demand
+from trainer.training.problem import BudgetImpossible
+from trainer.training.warm_start import Demand
 
 # Two experts of 30 and 10 rows (u = 3/4, 1/4), four classes.
 DEMAND = Demand(
