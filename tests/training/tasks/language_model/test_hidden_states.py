@@ -79,7 +79,7 @@ def test_complete_files_are_left_alone_and_torn_ones_are_not_seen(
 
 def test_the_full_softmax_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits ln 1 ... ln 16 in every row: class c has probability (c + 1) / 136."""
-    monkeypatch.setattr(hidden_states, "CHUNK", 2)
+    monkeypatch.setattr(hidden_states, "ROWS_AT_ONCE", 2)
     head = np.log(np.arange(1, 17, dtype=np.float32))[:, None]
     labels = np.array([15, 14, 10, 1, 0], np.int32)
     found = hidden_states.full_softmax(np.ones((5, 1), np.float32), labels, head)
