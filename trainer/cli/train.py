@@ -130,7 +130,7 @@ def _train_vectors(
     **_: object,
 ) -> None:
     from trainer.data.arrays import open_head, open_vectors
-    from trainer.training import from_vectors as own
+    from trainer.training import from_vectors
     from trainer.training.config import METHOD_DEFAULTS, VectorsConfig, make_config
 
     if labels is None:
@@ -158,7 +158,7 @@ def _train_vectors(
     given = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
     files = {name: str(path) for name, path in given.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
-    summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
+    summary = from_vectors.run(chosen, files, training, valid, opened, folder, resume=resume)
     show_training(folder, summary, as_json)
     if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
         click.echo(
