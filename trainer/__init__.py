@@ -6,7 +6,7 @@ that need no PyTorch import this package too.
 
 from typing import TYPE_CHECKING
 
-# The function, not the package of that name, which nobody can have imported before.
+# The function takes the place of the package of the same name as an attribute of `trainer`.
 from trainer.capture.capture import capture as capture
 
 if TYPE_CHECKING:

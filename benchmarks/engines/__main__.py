@@ -37,6 +37,7 @@ from benchmarks.engines.ratios import microseconds, ratios
 from benchmarks.engines.timing import Rows, Times, call_times, in_turns, one_thread, summary
 from service import bundle as bundles
 from service.bundle import Bundle, Precision
+from service.bundle.manifest import RECALL_AT
 from service.engine import Engine
 from service.errors import DSSError
 from service.system.machine import machine
@@ -45,7 +46,6 @@ from trainer.baselines.method import PackageMissing
 from trainer.data.arrays import Head, chunks, open_head, open_vectors
 from trainer.data.files import write_json
 from trainer.evaluation.full_scan import full_topk, rows_at_once
-from trainer.evaluation.measure import TOP
 
 RESULTS, IMAGES = Path("benchmarks/results"), Path("docs/images")
 QUICK = Path("runs/quick")  # never committed
@@ -110,7 +110,7 @@ def read_data(hidden: Path, labels: Path, head: Path, rows: int) -> Data:
     places = spread(len(vectors.labels), rows)
     chosen = np.ascontiguousarray(vectors.hidden[places], np.float32)
     wanted = vectors.labels[places].astype(np.int64)
-    return Data(chosen, wanted, full, full_topk(chosen, full, TOP[-1]))
+    return Data(chosen, wanted, full, full_topk(chosen, full, RECALL_AT[-1]))
 
 
 def served(name: str, bundle: Bundle, hidden: Rows) -> Served:
@@ -179,13 +179,13 @@ def compared(
     """Of answers [M,10] beside labels [M] and the best [M,10]."""
     hits = answers == labels[:, None]
     return {
-        "accuracy": {str(k): round(float(hits[:, :k].any(1).mean()), 6) for k in TOP},
+        "accuracy": {str(k): round(float(hits[:, :k].any(1).mean()), 6) for k in RECALL_AT},
         "precision": {
             str(k): round(
                 float((answers[:, :k, None] == best[:, None, :k]).any(1).mean()),
                 6,
             )
-            for k in TOP
+            for k in RECALL_AT
         },
     }
 
@@ -346,7 +346,7 @@ def run(
         "rounds": effort.rounds,
         "calls_in_a_round": effort.calls,
         "batch": effort.batch,
-        "full_accuracy": {str(k): round(float(hits[:, :k].any(1).mean()), 6) for k in TOP},
+        "full_accuracy": {str(k): round(float(hits[:, :k].any(1).mean()), 6) for k in RECALL_AT},
         **measured,
     }
     return {**found, "ratios": ratios(found)}

@@ -31,7 +31,7 @@ from trainer.data.arrays import open_head
 from trainer.data.files import write_json
 from trainer.tasks.language_model import hidden_states, tables
 from trainer.tasks.language_model.plan import PlannedLayer
-from trainer.training.warm_start import BudgetImpossible
+from trainer.training.problem import BudgetImpossible
 
 RESULTS = Path("benchmarks/results/choosing.json")
 IMAGE = Path("docs/images/choosing.svg")

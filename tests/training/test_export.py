@@ -16,7 +16,9 @@ from service.errors import BundleExists, LabelsWrong, ParityFailed
 from trainer.data import run_folder
 from trainer.data.arrays import ClassesDisagree, Head, WidthsDisagree
 from trainer.export import export as exporting
-from trainer.export.export import check_parity, export
+from trainer.export import parity
+from trainer.export.export import export
+from trainer.export.parity import check_parity
 from trainer.tasks import synthetic
 from trainer.training.config import make_config
 
@@ -157,6 +159,6 @@ def test_int8_that_changes_answers_is_refused(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the best by int8 were others: nothing exact is left to choose from."""
-    monkeypatch.setattr(exporting, "INT8_AGREEMENT", 1.1)
+    monkeypatch.setattr(parity, "INT8_AGREEMENT", 1.1)
     with pytest.raises(ParityFailed, match=r"100\.00% of the rows"):
         export(finished, tmp_path / "1", precision="int8")

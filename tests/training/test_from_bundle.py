@@ -20,7 +20,8 @@ from service.bundle.format import Precision
 from service.engine import Engine
 from service.errors import BundleError
 from trainer import DSSoftmax
-from trainer.export.export import INT8_TOLERANCE, TOLERANCE, check_agreement, export
+from trainer.export.export import export
+from trainer.export.parity import INT8_TOLERANCE, TOLERANCE, check_agreement
 from trainer.export.svd_softmax import Approximation
 from trainer.layer.from_bundle import ApproximationFixed
 
@@ -122,8 +123,7 @@ def test_approximated_experts_answer_as_the_engines_do(tmp_path: Path, biased: b
     assert_same_answers(layer, Engine(made), hidden, asked)
     # So few candidates change some answers, or this would show nothing.
     exact = make_layer(0, biased)
-    inputs = np.concatenate([hidden, np.ones((500, int(biased)), np.float32)], axis=1)
-    log_probs = exact.topk(torch.from_numpy(inputs), 10).log_probs
+    log_probs = exact.topk(torch.from_numpy(hidden), 10).log_probs
     found = layer.topk(torch.from_numpy(hidden), 10).log_probs
     assert (log_probs - found).abs().max() > 0.01
     sums = layer.log_prob(torch.from_numpy(hidden)).exp().sum(dim=1)
@@ -230,7 +230,7 @@ def test_a_model_learns_on_with_it(layer: DSSoftmax) -> None:
 
 
 def test_a_biased_layer_is_one_with_a_constant_input(layer: DSSoftmax) -> None:
-    """As the trainer has it: one more number, which is 1, in each vector."""
+    """Which is 1 in each vector."""
     plain = DSSoftmax(D + 1, N, layer.n_experts, keys=layer.keys)
     plain.load_state_dict(layer.state_dict())
     hidden = torch.from_numpy(rows(50))

@@ -14,10 +14,11 @@ from helpers.server import wait_until
 from service.engine import Engine
 from trainer.data import run_folder
 from trainer.data.arrays import open_head, open_vectors
+from trainer.data.rows import MappedRows
 from trainer.export.export import export
-from trainer.training import from_vectors as own
+from trainer.training import from_vectors
 from trainer.training.config import make_config
-from trainer.training.from_vectors import MappedRows, VectorsConfig, mean_rows_allowed
+from trainer.training.from_vectors import VectorsConfig, mean_rows_allowed
 
 DSS = [sys.executable, "-m", "service.cli"]
 N, D, CLUSTERS = 60, 12, 6
@@ -87,7 +88,7 @@ def test_learning_beats_the_start_it_comes_from(files: Path, tmp_path: Path) -> 
     def accuracy(name: str, learning_rate: float) -> float:
         changes = {"n_experts": 6, "batch_size": 100, "rows": 9.0, "keep_one": False, "epochs": 3}
         config = make_config(VectorsConfig, changes, {"learning_rate": learning_rate})
-        summary = own.run(config, {}, training, valid, head, tmp_path / name)
+        summary = from_vectors.run(config, {}, training, valid, head, tmp_path / name)
         assert summary["mean_rows"] <= 9.5
         return float(summary["accuracy"])
 
@@ -245,7 +246,7 @@ def test_without_a_head_a_full_softmax_is_learned_first(files: Path, tmp_path: P
     done = dss(*without, *settings, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / run_folder.SUMMARY).read_text())
-    head = np.load(tmp_path / "run" / own.HEAD)
+    head = np.load(tmp_path / "run" / from_vectors.HEAD)
     hidden, labels = np.load(files / "valid.npy"), np.load(files / "valid.labels.npy")
     right = ((hidden @ head.T).argmax(axis=1) == labels).mean()
     true = ((hidden @ np.load(files / "head.npy").T).argmax(axis=1) == labels).mean()
@@ -261,7 +262,8 @@ GROWTH_OF_NORMALISERS = """
 import resource, sys
 from pathlib import Path
 import numpy as np, torch
-from trainer.training.from_vectors import MappedRows, full_normalisers
+from trainer.data.rows import MappedRows
+from trainer.training.full_softmax import full_normalisers
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

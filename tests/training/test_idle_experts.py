@@ -3,7 +3,7 @@ import torch
 from trainer.layer import DSSoftmax
 from trainer.training.config import TrainConfig
 from trainer.training.idle_experts import idle_and_overloaded, rescue
-from trainer.training.loop import make_optimizer
+from trainer.training.optimizer import make_optimizer
 
 
 def test_extremes_are_paired_and_the_rest_left_alone() -> None:

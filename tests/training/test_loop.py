@@ -15,6 +15,7 @@ from helpers.server import wait_until
 from trainer.data import run_folder
 from trainer.layer import DSSoftmax
 from trainer.tasks import synthetic
+from trainer.training.checkpoints import Progress, Traffic
 from trainer.training.config import (
     ConfigInvalid,
     TrainConfig,
@@ -24,8 +25,6 @@ from trainer.training.config import (
 )
 from trainer.training.loop import (
     Interrupted,
-    Progress,
-    Traffic,
     epoch_batches,
     gate_noise,
     lasso_pressure,

@@ -65,9 +65,9 @@ def test_a_class_goes_only_to_a_clone_that_its_rows_reach(head: Tensor, hidden: 
     first, second = (clone == 0).nonzero()[:, 0], (clone == 1).nonzero()[:, 0]
     rows = torch.cat([first[:2], second[:2]])
     labels = torch.tensor([0, 1, 0, 2])
-    kept = mitosis.heirs(layer, gate, hidden[rows], labels, keep_one=False)
+    kept = mitosis.inherited(layer, gate, hidden[rows], labels, keep_one=False)
     assert kept.nonzero()[:, 0].tolist() == [0, 1, N, N + 2]
-    spared = mitosis.heirs(layer, gate, hidden[rows], labels, keep_one=True)
+    spared = mitosis.inherited(layer, gate, hidden[rows], labels, keep_one=True)
     copies = spared.view(2, N).sum(dim=0)
     assert copies.tolist() == [2] + [1] * (N - 1)
     split = mitosis.split(layer, gate, kept, hidden, noise=0.0)

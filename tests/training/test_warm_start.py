@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from trainer.training import warm_start
-from trainer.training.warm_start import BudgetImpossible, Demand
+from trainer.training.problem import BudgetImpossible
+from trainer.training.warm_start import Demand
 
 # Two experts of 30 and 10 rows (u = 3/4, 1/4), four classes.
 DEMAND = Demand(
@@ -39,7 +40,7 @@ def test_keep_one_gives_the_others_a_place_where_it_pays() -> None:
     # Class 3 is never wanted and goes to the expert whose rows are fewest: it costs least there.
     assert (1, 3) in pairs(held)
     # Class 1 is held by nobody below: of 9 labels in 30 rows or none in 10 the former is better.
-    assert warm_start.homes(DEMAND, 100)[1] == 0
+    assert warm_start.fallback_experts(DEMAND, 100)[1] == 0
     assert held.any(dim=0).all()
     tight = warm_start.select(DEMAND, 2.25, keep_one=True)
     assert tight.any(dim=0).all() and warm_start.mean_cost(tight, DEMAND) <= 2.25
@@ -52,7 +53,7 @@ def test_an_expert_without_traffic_is_no_place_for_copies() -> None:
         rows=torch.tensor([100.0, 1.0]),
         labels=torch.tensor([[95.0, 5.0], [1.0, 0.0]]),
     )
-    assert warm_start.homes(wanted, 100).tolist() == [0, 0]
+    assert warm_start.fallback_experts(wanted, 100).tolist() == [0, 0]
     held = torch.tensor([[True, False], [True, False]])
     assert pairs(warm_start.with_one_copy(held, torch.tensor([0, 0]))) == {(0, 0), (1, 0), (0, 1)}
 
@@ -61,8 +62,8 @@ def test_copies_go_to_quieter_experts_where_they_cost_too_much() -> None:
     """Twenty classes that are mostly seen in the busy one of two experts."""
     labels = torch.tensor([[40.0] * 20, [5.0] * 20])
     wanted = Demand(gain=labels, rows=labels.sum(dim=1), labels=labels)
-    assert warm_start.homes(wanted, affordable=100).sum() == 0  # 20 * 8/9 rows
-    assert warm_start.homes(wanted, affordable=10).sum() == 20  # 20 * 1/9
+    assert warm_start.fallback_experts(wanted, affordable=100).sum() == 0  # 20 * 8/9 rows
+    assert warm_start.fallback_experts(wanted, affordable=10).sum() == 20  # 20 * 1/9
 
 
 @pytest.mark.parametrize(("budget", "keep_one"), [(0.5, True), (-3.0, True), (0.1, False)])

@@ -82,7 +82,7 @@ def _largest(scores: Array, k: int) -> tuple[NDArray[np.int64], Array]:
         scores = np.take_along_axis(scores, found, axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")
     places = order if width <= k else np.take_along_axis(found, order, axis=1)
-    # A lacking place is never answered: clusters go on until there are k classes.
+    # A lacking place is never answered: clusters are opened until there are k classes.
     return np.minimum(places, width - 1), np.take_along_axis(scores, order, axis=1)
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from service import bundle as bundles
 from service.bundle import Bundle
+from service.bundle.manifest import RECALL_AT
 from service.engine import Engine
 from trainer.baselines.method import Baseline, Dial, Search
 from trainer.data.arrays import ClassesDisagree, Head, WidthsDisagree
-from trainer.evaluation.measure import TOP
 
 SEARCHED = (1, 2, 4)
 
@@ -55,7 +55,7 @@ class Served(Baseline):
                 f"{path} takes vectors of {engine.hidden_size} numbers, but the head of"
                 f" {hidden_size}."
             )
-        engine.check(np.zeros((1, hidden_size), np.float32), TOP[-1])
+        engine.check(np.zeros((1, hidden_size), np.float32), RECALL_AT[-1])
         self.name = name
 
     def dials(self) -> list[Dial]:

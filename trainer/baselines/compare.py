@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from service.bundle.manifest import RECALL_AT
 from service.errors import DSSError
 from service.system.machine import machine
 from service.terminal import progress
@@ -36,7 +37,6 @@ from trainer.baselines.screening import Screening
 from trainer.baselines.svd import SVD
 from trainer.data.arrays import Head, Vectors
 from trainer.evaluation.full_scan import LARGEST_MODEL
-from trainer.evaluation.measure import TOP
 
 METHODS: tuple[type[Baseline], ...] = (
     Full,
@@ -162,7 +162,7 @@ def chosen_types(methods: Sequence[str] | None) -> list[type[Baseline]]:
 def check_head(head: Head) -> None:
     if head.bias is not None:
         raise HeadUnsuitable("Methods are compared on heads without a bias.")
-    if len(head.weight) <= TOP[-1]:
+    if len(head.weight) <= RECALL_AT[-1]:
         raise HeadUnsuitable(f"The head has {len(head.weight)} classes; more than 10 are needed.")
     if head.weight.nbytes > LARGEST_MODEL:
         raise HeadUnsuitable("The head is too large for one ONNX model.")

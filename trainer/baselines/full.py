@@ -6,8 +6,9 @@ from torch.nn.functional import cross_entropy
 
 from service.terminal import progress
 from trainer.training.config import TrainConfig
-from trainer.training.loop import Data, epoch_batches, make_optimizer
+from trainer.training.loop import Data, epoch_batches
 from trainer.training.metrics import chunks
+from trainer.training.optimizer import make_optimizer
 
 
 def full_softmax_accuracy(

@@ -1,4 +1,4 @@
-"""What a search answers and costs on a split, beside the head's own answers.
+"""Measures what a search answers and costs on a split, against the head's own answers.
 
 M rows, B rows at once, D hidden, N classes, k answers.
 """
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from service.bundle.manifest import RECALL_AT
 from trainer.baselines.method import Search
 from trainer.data.arrays import Head, Vectors, chunks
 from trainer.data.files import write_json
 from trainer.evaluation.full_scan import full_topk, rows_at_once
-from trainer.evaluation.measure import TOP
 from trainer.evaluation.timing import timed
 
 TIMED_ROWS = 500
@@ -47,13 +47,13 @@ class Split:
     @cached_property
     def best(self) -> NDArray[np.int64]:
         """The head's own answers, [M,10]."""
-        parts = (full_topk(self.hidden(part), self.head, TOP[-1]) for part in self.parts())
+        parts = (full_topk(self.hidden(part), self.head, RECALL_AT[-1]) for part in self.parts())
         return np.concatenate(list(parts))
 
     @cached_property
     def full_accuracy(self) -> dict[str, float]:
         labels = self.labels(slice(None))[:, None]
-        return {str(k): float((self.best[:, :k] == labels).any(1).mean()) for k in TOP}
+        return {str(k): float((self.best[:, :k] == labels).any(1).mean()) for k in RECALL_AT}
 
 
 def spread(n_rows: int, wanted: int | None) -> NDArray[np.int64]:
@@ -65,21 +65,21 @@ def spread(n_rows: int, wanted: int | None) -> NDArray[np.int64]:
 
 def measured(search: Search, split: Split) -> dict[str, Any]:
     """Accuracy, precision against the head's own answers, and FLOPs at the longest answer."""
-    hits, shared, cost = dict.fromkeys(TOP, 0), dict.fromkeys(TOP, 0), 0.0
+    hits, shared, cost = dict.fromkeys(RECALL_AT, 0), dict.fromkeys(RECALL_AT, 0), 0.0
     for part in split.parts():
         hidden, labels, best = split.hidden(part), split.labels(part)[:, None], split.best[part]
-        longest, spent = search.counted(hidden, TOP[-1])
+        longest, spent = search.counted(hidden, RECALL_AT[-1])
         cost += spent
-        for k in TOP:
-            whole = k == TOP[-1] or search.nested
+        for k in RECALL_AT:
+            whole = k == RECALL_AT[-1] or search.nested
             answer = longest[:, :k] if whole else search.topk(hidden, k)  # [B,k]
             hits[k] += int((answer == labels).sum())
             shared[k] += int((answer[:, :, None] == best[:, None, :k]).sum())
     rows = len(split.rows)
     n_classes, hidden_size = split.head.weight.shape
     return {
-        "accuracy": {str(k): hits[k] / rows for k in TOP},
-        "precision": {str(k): shared[k] / (k * rows) for k in TOP},
+        "accuracy": {str(k): hits[k] / rows for k in RECALL_AT},
+        "precision": {str(k): shared[k] / (k * rows) for k in RECALL_AT},
         "flops_speedup": n_classes * hidden_size * rows / cost,
     }
 
@@ -91,7 +91,7 @@ def latencies(searches: list[Search], split: Split) -> list[float]:
 
     def call(search: Search) -> Callable[[], object]:
         queries = cycle(single)
-        return lambda: search.topk(next(queries), TOP[-1])
+        return lambda: search.topk(next(queries), RECALL_AT[-1])
 
     with threadpool_limits(1):
         return [round(time, 1) for time in timed(*(call(search) for search in searches))]

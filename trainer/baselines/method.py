@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from service.errors import DSSError
 from trainer.data.arrays import Head, Vectors
+from trainer.data.rows import MappedRows, sample
 from trainer.training.config import VectorsConfig
-from trainer.training.from_vectors import MappedRows, sample
 
 SAMPLE_ROWS = 200_000  # of training vectors, for what needs no more
 

@@ -16,7 +16,7 @@ from trainer.baselines.method import Baseline, Dial, limit
 from trainer.baselines.scan import Scan
 from trainer.data.arrays import Head
 from trainer.evaluation import onnx_scan
-from trainer.training.methods import WARM_ROUNDS
+from trainer.training.warm_start import WARM_ROUNDS
 
 
 class FullRows(nn.Module):

@@ -1,4 +1,4 @@
-"""ScaNN: a tree of the head's rows, scores from 4-bit codes, the best of them scored anew.
+"""ScaNN: a tree of the head's rows, scores from 4-bit codes, the best of them scored exactly.
 
 B rows, D hidden, N classes, k answers.
 """
@@ -77,7 +77,7 @@ class TreeSearch(Search):
 
 
 class Scann(Baseline):
-    """The dial is how many leaves are searched and how many rows are scored anew."""
+    """The dial is how many leaves are searched and how many rows are scored exactly."""
 
     method = "scann"
 

@@ -60,7 +60,7 @@ class Screening(Baseline):
         head = torch.from_numpy(self.inputs.head.weight)
         wanted = warm_start.demand(
             gate, hidden, head, hidden, labels
-        )  # of labels the sample will do
+        )  # labels of the sample are enough
         return Clusters(gate, wanted, time.perf_counter() - started)
 
     def build(self, dial: Dial) -> EngineSearch:

@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from service.terminal import progress
 from trainer.baselines.method import Inputs
 from trainer.data import run_folder
-from trainer.tasks.language_model.encoder_training import EncoderConfig
-from trainer.training.config import VectorsConfig
-from trainer.training.from_vectors import MappedRows, sample
-from trainer.training.loop import epoch_batches, make_optimizer, set_learning_rate
+from trainer.data.rows import MappedRows, sample
+from trainer.training.config import SAMPLE_ABOVE, SAMPLES, VectorsConfig
+from trainer.training.loop import epoch_batches
+from trainer.training.optimizer import make_optimizer, set_learning_rate
 
-SAMPLE_ABOVE = EncoderConfig().sample_above  # classes: then losses are estimated from a sample
-SAMPLES = EncoderConfig().samples
 PART = 128  # rows whose logits are computed together
-MASKED = -1e9  # as good as minus infinity, and 0 times it is 0
+MASKED = -1e9  # in place of minus infinity: 0 times it is 0
 
 Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # of hidden [B,D] and labels [B]
 
@@ -115,7 +113,7 @@ def softmax_loss(student_rows: Callable[[], Tensor], inputs: Inputs) -> Loss:
     """Cross-entropy of a layer with rows [N,D] against labels mixed with the head's distribution.
 
     Over all classes, or for large N over each row's label and J classes drawn for the batch; the
-    estimate then differs by something that has no gradient.
+    estimate then differs by a term that has no gradient.
     """
     head = torch.from_numpy(inputs.head.weight)
     distil = VectorsConfig().distil

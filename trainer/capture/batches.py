@@ -1,4 +1,4 @@
-"""What a user's batches are taken for: inputs of the model, and a label for each hidden vector.
+"""Reads a user's batches: inputs of the model, and a label for each hidden vector.
 
 | a batch is | the model gets | labels |
 |---|---|---|
@@ -68,7 +68,7 @@ def _moved(part: Batch, device: torch.device) -> Batch:
 
 
 def _only(batch: Batch) -> Batch:
-    """A tensor may come wrapped, as a TensorDataset of one gives it."""
+    """Unwraps a tensor in a tuple of one, as a TensorDataset gives it."""
     return batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
 
 
@@ -112,7 +112,7 @@ class DefaultLabels:
         if isinstance(mask, Tensor) and mask.shape == labels.shape:
             seen = mask.bool()
             labels = labels.masked_fill(~seen, self._ignore_index)
-            if self.shift:  # what stands on padding predicts nothing
+            if self.shift:  # vectors of padding predict nothing
                 return self._next(labels).masked_fill(~seen, self._ignore_index)
         return self._next(labels) if self.shift else labels
 

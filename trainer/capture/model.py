@@ -1,4 +1,4 @@
-"""A model during a capture: finding its head, seeing what the head is given, changing nothing.
+"""A model during a capture: finds its head, records the head's inputs, leaves it unchanged.
 
 D hidden, N classes.
 """
@@ -45,7 +45,7 @@ class HeadCalledAgain(DSSError):
 
 @dataclass
 class Head:
-    """A model's output layer, and what it is given in the forward pass at hand."""
+    """A model's output layer, and its inputs in the current forward pass."""
 
     name: str
     module: nn.Module
@@ -134,10 +134,10 @@ def _suggested(name: str, modules: dict[str, nn.Module]) -> str:
 
 @contextmanager
 def watched(head: Head) -> Iterator[None]:
-    """What the head is given goes to `head.given`.
+    """Records the inputs of the head in `head.given`.
 
-    The head itself does not run: the model gets zeros for logits. With many classes that is most
-    of the work, and nobody looks at them.
+    The head itself does not run: the model gets zeros for logits. With many classes the head is
+    most of the work, and its logits are not used.
     """
     if isinstance(head.module, nn.Embedding):  # its rows are used, not the module
         with _UsedRows(head):
@@ -193,7 +193,7 @@ def _recorded(head: Head, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """In eval mode and without gradients; afterwards all is as before, whatever happens.
+    """Sets eval mode without gradients, and afterwards restores everything, also after a failure.
 
     Flags are set one by one, since `eval()` may be a method that does more, and parts of a model
     in training may be frozen.
@@ -226,14 +226,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
     now = module._buffers.get(name)
     if now is None or now.shape != before.shape or now.dtype != before.dtype:
-        return  # a table that has grown with longer inputs: the module counts on it by now
+        return  # a table that has grown with longer inputs: the module relies on its new size
     module._buffers[name] = buffer
     if not torch.equal(buffer, before):
         buffer.copy_(before)
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Another one for a model with other weights. Sums of bytes are exact in any order."""
+    """Differs for a model with other weights. Sums of bytes are exact in any order."""
     facts = {
         name: [list(value.shape), str(value.dtype), _sum_of_bytes(value)]
         for name, value in model.state_dict().items()

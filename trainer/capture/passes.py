@@ -30,7 +30,7 @@ class Pass:
     limit: int | None  # rows
 
     def split(self, number: int) -> str:
-        """The first is put aside, so that there always is one, and others at equal distances."""
+        """Which split a batch goes to: the first to validation, and others at equal distances."""
         aside = floor(number * self.aside) > floor((number - 1) * self.aside)
         return "valid" if aside else "train"
 

@@ -1,4 +1,4 @@
-"""From one batch to the rows that are kept of it.
+"""Reads the query rows and labels to keep from one batch.
 
 M rows, D hidden.
 """
@@ -31,7 +31,7 @@ class VectorsNotFinite(DSSError):
 
 
 class VectorsTooLarge(DSSError):
-    """For float16."""
+    """A hidden vector has a number too large for float16."""
 
 
 class Wanted(NamedTuple):
@@ -52,7 +52,7 @@ class Reader:
     dtype: np.dtype[Any]
 
     def wanted(self, batch: Batch, number: int, room: int | None) -> Wanted:
-        """At most `room` of them. Does not run the model."""
+        """The first `room` vectors that have a label. Does not run the model."""
         labels = self.labels(batch)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
             kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__

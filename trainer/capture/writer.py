@@ -1,9 +1,9 @@
-"""What a capture writes, so that it can go on after any interruption.
+"""Writes a capture's files, so that it can be resumed after any interruption.
 
 Rows are appended to `.npy.part` files behind a header that NumPy leaves room in, so that the number
-of rows is filled in at the end: nothing need be known beforehand, and nothing is copied. From time
-to time the files are flushed to disk and `progress.json` then says how many rows of them count;
-whatever lies behind is cut off when the capture goes on.
+of rows is filled in at the end without a copy. From time to time the files are flushed to disk and
+`progress.json` then says how many of their rows are complete; rows after them are cut off when the
+capture is resumed.
 
 M rows, D hidden, N classes.
 """
@@ -47,13 +47,15 @@ class GrowingArray:
         self._part.touch()
         counted = self._begin + rows * self._row_bytes
         if rows and self._part.stat().st_size < counted:
-            raise FolderTaken(f"{self._part} has lost rows; remove {path.parent} and begin anew.")
+            raise FolderTaken(
+                f"{self._part} has lost rows; remove {path.parent} and capture again."
+            )
         self._file = self._part.open("r+b")
         self._file.truncate(counted)
         self._file.seek(counted)
 
     def _header(self, rows: int) -> bytes:
-        """As long for any number of rows."""
+        """A header of the same length for any number of rows."""
         header = BytesIO()
         facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (rows, *self._shape)}
         np.lib.format.write_array_header_1_0(header, facts)
@@ -77,7 +79,7 @@ class GrowingArray:
         self._file.close()
 
     def finish(self, rows: int) -> None:
-        """Under its own name a file is complete."""
+        """Write the header and give the file its own name: it is complete."""
         self._file.seek(0)
         self._file.write(self._header(rows))
         self.sync()
@@ -100,7 +102,7 @@ class CaptureFolder:
     def __init__(
         self, folder: Path, hidden_size: int, dtype: np.dtype[Any], settings: dict[str, Any]
     ) -> None:
-        """Nothing is written before the first batch is there."""
+        """Writes nothing; the first batch does."""
         self.folder = folder
         self._settings = settings
         self._hidden_size, self._dtype = hidden_size, dtype
@@ -115,7 +117,7 @@ class CaptureFolder:
         labels: NDArray[Any],
         vectors: NDArray[Any] | None,
     ) -> bool:
-        """Whether these are the rows from `first` on; vectors but for rounding."""
+        """Whether the files have these rows from `first` on; vectors up to rounding."""
         if not len(labels):
             return True
         arrays = self._open(split)
@@ -135,7 +137,7 @@ class CaptureFolder:
             self.save()
 
     def save(self) -> None:
-        """What is in the files now is not lost any more."""
+        """Flush the files to disk and record how many of their rows are complete."""
         if self._arrays:
             for array in self._all():
                 array.sync()
@@ -193,7 +195,7 @@ def read_progress(folder: Path, settings: dict[str, Any]) -> Progress:
         found = json.loads(file.read_text())
         before, progress = found["settings"], Progress(found["batches"], found["rows"])
     except (OSError, ValueError, KeyError) as error:
-        raise FolderTaken(f"{file} cannot be read; remove {folder} and begin anew.") from error
+        raise FolderTaken(f"{file} cannot be read; remove {folder} and capture again.") from error
     changed = [
         name for name in sorted({*before, *settings}) if before.get(name) != settings.get(name)
     ]

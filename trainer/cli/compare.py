@@ -8,8 +8,7 @@ import click
 from service.terminal import progress
 from service.terminal.console import json_option, show_json
 from service.terminal.messages import say, teller
-from trainer.cli.options import comparison_options
-from trainer.cli.train import INTERRUPTED, NPY
+from trainer.cli.options import INTERRUPTED, NPY, comparison_options
 
 
 def parse_bundles(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Path]:

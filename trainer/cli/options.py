@@ -1,11 +1,14 @@
-"""Options that several commands share."""
+"""What several commands share: options, their types, and an exit status."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+INTERRUPTED = 130  # the exit status after Ctrl-C
 COUNT = click.IntRange(min=1)
+NPY = click.Path(path_type=Path)
 
 COMPARISON = (
     click.option("--methods", help="Some of the methods, with commas between.  [default: all]"),

@@ -88,11 +88,12 @@ def _evaluation(figures: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    from service.bundle.manifest import RECALL_AT
     from trainer.evaluation import measure
 
     shares = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shares.add_column("", style="cyan")
-    for k in measure.TOP:
+    for k in RECALL_AT:
         shares.add_column(f"top {k}", justify="right")
     for name, values, style in measure.rows_by_k(figures):
         shares.add_row(name, *measure.cells(values, style))

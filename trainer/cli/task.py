@@ -10,8 +10,7 @@ import click
 from service.terminal import progress
 from service.terminal.console import json_option, show_json
 from service.terminal.messages import say, teller
-from trainer.cli.options import comparison_options
-from trainer.cli.train import INTERRUPTED
+from trainer.cli.options import INTERRUPTED, comparison_options
 
 if TYPE_CHECKING:
     from trainer.tasks.language_model.plan import Plan

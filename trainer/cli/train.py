@@ -1,20 +1,17 @@
-"""The trainer's commands. PyTorch is imported when one that needs it runs, not for `--help`."""
+"""`dss train`: learns a layer. PyTorch is imported when it runs, not for `--help`."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from service.terminal.console import json_option, show_json
+from service.terminal.console import json_option
 from service.terminal.messages import suggest
 from trainer.cli.capture_option import FILES, capture_option
-from trainer.cli.results import export_facts, show_evaluation, show_training
+from trainer.cli.options import INTERRUPTED, NPY
+from trainer.cli.results import show_training
 
-INTERRUPTED = 130
-OVER_BUDGET = 1.05  # traffic on held-out rows differs a little from that in training
-
-
-NPY = click.Path(path_type=Path)
+OVER_BUDGET = 1.05  # held-out rows go to other experts than training rows, a little
 
 
 @click.command()
@@ -133,7 +130,7 @@ def _train_vectors(
     **_: object,
 ) -> None:
     from trainer.data.arrays import open_head, open_vectors
-    from trainer.training import from_vectors as own
+    from trainer.training import from_vectors
     from trainer.training.config import METHOD_DEFAULTS, VectorsConfig, make_config
 
     if labels is None:
@@ -161,7 +158,7 @@ def _train_vectors(
     given = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
     files = {name: str(path) for name, path in given.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
-    summary = own.run(chosen, files, training, valid, opened, folder, resume=resume)
+    summary = from_vectors.run(chosen, files, training, valid, opened, folder, resume=resume)
     show_training(folder, summary, as_json)
     if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
         click.echo(
@@ -170,131 +167,3 @@ def _train_vectors(
             err=True,
         )
     suggest(f"dss export {folder} models/NAME/1")
-
-
-@click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--labels", type=click.Path(path_type=Path), help="One class name a line.")
-@click.option("--svd-window", type=click.IntRange(min=1), help="Preview large experts: directions.")
-@click.option(
-    "--svd-share",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Which share of a previewed expert's classes is scored exactly.",
-)
-@click.option(
-    "--svd-above",
-    type=click.IntRange(min=0),
-    default=1000,
-    show_default=True,
-    help="Preview experts of more classes than this.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "fp16", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="How experts are stored; int8 scores all classes roughly and the best exactly.",
-)
-@capture_option("head", "bias")
-@click.option(
-    "--head",
-    type=click.Path(path_type=Path),
-    help="The full softmax's matrix (.npy), shipped so that a server can compare its answers.",
-)
-@click.option("--bias", type=click.Path(path_type=Path), help="The head's bias, if it has one.")
-@json_option
-def export(
-    run: Path,
-    destination: Path,
-    labels: Path | None,
-    svd_window: int | None,
-    svd_share: float | None,
-    svd_above: int,
-    precision: Literal["fp32", "fp16", "int8"],
-    head: Path | None,
-    bias: Path | None,
-    as_json: bool,
-) -> None:
-    """Turn a finished RUN into a checked bundle at DESTINATION.
-
-    A server finds it there if DESTINATION is models/NAME/1, or 2 and so on for later versions.
-
-    With --svd-window and --svd-share large experts are approximated by SVD-softmax.
-    """
-    from trainer.data.arrays import open_head
-    from trainer.export.export import export as export_run
-    from trainer.export.export import words_on_approximation
-    from trainer.export.svd_softmax import Approximation
-
-    if (svd_window is None) != (svd_share is None):
-        raise click.UsageError("--svd-window and --svd-share go together.")
-    approximation = None
-    if svd_window is not None and svd_share is not None:
-        approximation = Approximation(svd_window, svd_share, svd_above)
-    if approximation is not None and precision != "fp32":
-        raise click.UsageError("--svd-window goes with --precision fp32 only.")
-    if bias is not None and head is None:
-        raise click.UsageError("--bias goes with --head.")
-    shipped = None if head is None else open_head(head, bias)
-    written = export_run(run, destination, labels, approximation, precision, shipped)
-    if as_json:
-        show_json(export_facts(written, destination))
-        return
-    manifest = written.manifest
-    size = sum(entry.bytes for entry in manifest.files.values())
-    layer = "approximated layer" if any(written.previews) else "layer"
-    equal = {
-        "fp32": f"equal the {layer}'s",
-        "fp16": "equal the layer's with weights rounded to float16",
-        "int8": "name the layer's classes in at least 99.9% of the rows",
-    }[precision]
-    click.echo(
-        f"{destination}: {manifest.n_classes} classes in {manifest.n_experts} experts,"
-        f" {size / 1e6:.1f} MB; the service's answers {equal}"
-    )
-    if approximation is not None:
-        click.echo(words_on_approximation(written, approximation))
-    suggest(f"dss serve --models {destination.parent.parent}")
-
-
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@capture_option("hidden", "labels", "head", "bias", held_out=True)
-@click.option("--hidden", type=click.Path(path_type=Path), help="Hidden vectors, rows x d .npy.")
-@click.option("--labels", type=click.Path(path_type=Path), help="Their classes, .npy.")
-@click.option(
-    "--head", type=click.Path(path_type=Path), help="A full softmax's weights, classes x d .npy."
-)
-@click.option("--bias", type=click.Path(path_type=Path), help="Its bias, .npy.")
-@click.option("--experts-searched", type=int, default=1, show_default=True, help="For each row.")
-@click.option("--out", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
-@json_option
-def evaluate(
-    bundle: Path,
-    hidden: Path | None,
-    labels: Path | None,
-    head: Path | None,
-    bias: Path | None,
-    experts_searched: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure a BUNDLE on your vectors: accuracy, cost and latency.
-
-    Precision is against the full softmax, if --head gives it. Needs no PyTorch.
-    """
-    if hidden is None or labels is None:
-        raise click.UsageError("Give --capture, or --hidden and --labels.")
-    from trainer.evaluation import measure
-
-    figures = measure.evaluate(
-        bundle,
-        hidden,
-        labels,
-        head=head,
-        bias=bias,
-        experts_searched=experts_searched,
-        output=output,
-    )
-    show_evaluation(figures, as_json)

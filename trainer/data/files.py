@@ -10,7 +10,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: a reader never sees a part."""
+    """Write to a temporary file and rename it, so that a reader never sees a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A run folder: what training leaves behind, and how it is read again."""
+"""A run folder: the files that training writes, and how they are read."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 LAYER = "layer.npz"  # gate [K,D], weight [R,D], keys [R], n_classes, biased: if so, D+1 columns
-HIDDEN = "hidden.npy"  # test rows, [S,D]; a biased layer takes a 1 after each
+HIDDEN = "hidden.npy"  # held-out query rows, [S,D]
 LABELS = "labels.txt"
 PICTURE = "experts.png"
 GROWTH = "growth.json"  # of a layer that was learned by pruning: memory and stages
@@ -43,7 +43,7 @@ class RunDiffers(DSSError):
 
 
 def open_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
-    """Make a run folder, or check that an existing one may be gone on with."""
+    """Make a run folder, or check that an existing one may be resumed."""
     check_run(folder, settings, resume=resume)
     if not resume:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,7 @@ def check_run(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
             raise RunDiffers(f"The run in {folder} began with other settings: {changed}.")
 
 
-def save_layer(
-    folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32], biased: bool = False
-) -> None:
+def save_layer(folder: Path, layer: DSSoftmax, hidden: NDArray[np.float32]) -> None:
     np.save(folder / HIDDEN, hidden)
     np.savez(
         folder / LAYER,
@@ -76,21 +74,8 @@ def save_layer(
         weight=layer.weight.numpy(),
         keys=layer.keys.numpy(),
         n_classes=np.int64(layer.n_classes),
-        biased=np.bool_(biased),
+        biased=np.bool_(layer.biased),
     )
-
-
-def is_biased(folder: Path) -> bool:
-    """Whether the layer takes a 1 after each hidden vector; its last column is then a bias."""
-    with np.load(folder / LAYER, allow_pickle=False) as arrays:
-        return bool(arrays["biased"]) if "biased" in arrays else False
-
-
-def layer_inputs(hidden: NDArray[np.float32], biased: bool) -> NDArray[np.float32]:
-    """Hidden vectors [S,D] as the layer takes them."""
-    if not biased:
-        return hidden
-    return np.concatenate([hidden, np.ones((len(hidden), 1), hidden.dtype)], axis=1)  # [S,D+1]
 
 
 def load_layer(folder: Path) -> DSSoftmax:
@@ -101,7 +86,9 @@ def load_layer(folder: Path) -> DSSoftmax:
     with np.load(folder / LAYER, allow_pickle=False) as arrays:
         gate, weight, keys = (torch.from_numpy(arrays[n]) for n in ("gate", "weight", "keys"))
         n_classes = int(arrays["n_classes"])
-    layer = DSSoftmax(gate.shape[1], n_classes, gate.shape[0], keys=keys)
+        biased = "biased" in arrays and bool(arrays["biased"])
+    n_experts, columns = gate.shape
+    layer = DSSoftmax(columns - biased, n_classes, n_experts, keys=keys, biased=biased)
     layer.gate.data = gate
     for expert, rows in zip(layer.experts, weight.split(layer.expert_sizes), strict=True):
         expert.data = rows

@@ -1,6 +1,6 @@
-"""The full softmax that a bundle replaces: its exact top-k, and a scan to take the time of.
+"""The full softmax that a bundle replaces: its exact top-k, and a scan whose time is measured.
 
-B rows, D hidden, N classes, k answers.
+B query rows, D hidden, N classes, k answers.
 """
 
 from collections.abc import Callable

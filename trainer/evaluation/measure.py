@@ -2,7 +2,7 @@
 
 Works without PyTorch: the answers are those of the engine that serves the bundle.
 
-B rows, D hidden, K experts, N classes, k answers, g experts searched.
+B query rows, D hidden, K experts, N classes, k answers, g experts searched.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from service import bundle as bundles
 from service.bundle import Bundle
+from service.bundle.manifest import RECALL_AT
 from service.engine import Engine
 from service.errors import DSSError
 from service.system.machine import machine
@@ -35,7 +36,6 @@ from trainer.data.files import write_json
 from trainer.evaluation.full_scan import full_scan, full_topk, rows_at_once
 from trainer.evaluation.timing import timed
 
-TOP = (1, 5, 10)
 TIMED_ROWS = 1000
 
 PerK = dict[str, float | None]  # by k; None where the model cannot answer so many
@@ -55,10 +55,10 @@ class Counts:
 
     reachable: int = 0
     searched: float = 0
-    hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
-    full_hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
-    shared: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
-    scored: dict[int, float] = field(default_factory=lambda: dict.fromkeys(TOP, 0.0))
+    hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
+    full_hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
+    shared: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
+    scored: dict[int, float] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0.0))
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def measure(
     rows, n_classes = len(vectors.labels), engine.n_classes
     counts = _count(bundle, engine, vectors, head, experts_searched)
     mean_rows = counts.searched / rows
-    answered = [k for k in TOP if k <= engine.n_reachable]
+    answered = [k for k in RECALL_AT if k <= engine.n_reachable]
     latency_k = answered[-1]
     latency_us, full_latency_us = _latencies(engine, vectors, head, latency_k, experts_searched)
     return {
@@ -122,10 +122,10 @@ def measure(
         "accuracy": _per_k(counts.hits, answered, rows),
         "full_accuracy": None
         if head is None
-        else _per_k(counts.full_hits, [k for k in TOP if k <= n_classes], rows),
+        else _per_k(counts.full_hits, [k for k in RECALL_AT if k <= n_classes], rows),
         "precision": None
         if head is None
-        else {str(k): counts.shared[k] / (k * rows) if k in answered else None for k in TOP},
+        else {str(k): counts.shared[k] / (k * rows) if k in answered else None for k in RECALL_AT},
         "reachable_recall": counts.reachable / rows,
         # Classes scored exactly, or multiply-adds worth as many where an expert is approximated.
         "mean_rows": mean_rows,
@@ -142,7 +142,7 @@ def measure(
 
 
 def _per_k(sums: Mapping[int, float], possible: list[int], rows: int) -> PerK:
-    return {str(k): sums[k] / rows if k in possible else None for k in TOP}
+    return {str(k): sums[k] / rows if k in possible else None for k in RECALL_AT}
 
 
 def _count(
@@ -155,6 +155,7 @@ def _count(
     # One number for each (expert, class) pair that the bundle holds, ascending as they are stored.
     held = np.repeat(np.arange(engine.n_experts), sizes) * engine.n_classes + bundle.classes  # [R]
     wanted = np.array([experts_searched])
+    most = min(RECALL_AT[-1], engine.n_classes)
     parts = list(chunks(len(vectors.labels), rows_at_once(int(sizes.max()))))
     for part in progress.each(parts, "answering"):
         hidden = np.ascontiguousarray(vectors.hidden[part], np.float32)  # [B,D]
@@ -162,13 +163,13 @@ def _count(
         ranked = gate.run(["expert"], {"hidden": hidden, "g": wanted})[0]  # [B,g]
         counts.searched += float(costs[ranked].sum())
         counts.reachable += int(_contains(held, ranked * engine.n_classes + labels).any(1).sum())
-        best = None if head is None else full_topk(hidden, head, min(TOP[-1], engine.n_classes))
-        for k in TOP:
+        best = None if head is None else full_topk(hidden, head, most)  # [B,10]
+        for k in RECALL_AT:
             if best is not None:
                 counts.full_hits[k] += int((best[:, :k] == labels).sum())
             if k > engine.n_reachable:
                 continue
-            # Asked anew for each k: a longer answer may need more experts, and rank otherwise.
+            # One call for each k: a longer answer may search more experts, and rank otherwise.
             answer = engine.topk(hidden, k, experts_searched)
             counts.scored[k] += bundle.cost_of(answer.expert_rows, k)
             counts.hits[k] += int((answer.classes == labels).sum())
@@ -185,7 +186,7 @@ def _contains(ascending: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray
 
 
 def _gate_session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    """The bundle's own gate: the engine tells only its first choice."""
+    """The bundle's own gate: the engine returns only its first choice."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(
@@ -230,7 +231,7 @@ def table(figures: dict[str, Any]) -> str:
     lines = [
         figures["bundle"],
         "",
-        f"{'':<17} " + " ".join(f"{f'top {k}':>9}" for k in TOP),
+        f"{'':<17} " + " ".join(f"{f'top {k}':>9}" for k in RECALL_AT),
         *(
             f"{name:<17} " + " ".join(f"{cell:>9}" for cell in cells(values, style))
             for name, values, style in rows_by_k(figures)
@@ -251,7 +252,7 @@ def rows_by_k(figures: dict[str, Any]) -> list[tuple[str, PerK | None, str]]:
 
 
 def cells(values: PerK | None, style: str) -> list[str]:
-    found = [None] * len(TOP) if values is None else list(values.values())
+    found = [None] * len(RECALL_AT) if values is None else list(values.values())
     return ["-" if value is None else format(value, style) for value in found]
 
 

@@ -1,6 +1,6 @@
 """Scans over all classes as one ONNX Runtime call in one thread, like the service's own graphs.
 
-B rows, D hidden, N classes, k answers.
+B query rows, D hidden, N classes, k answers.
 """
 
 from typing import Any

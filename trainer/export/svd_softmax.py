@@ -4,7 +4,7 @@ An expert's matrix W is nearly one of low rank. Along its first right singular v
 classes are scored cheaply, and only those that look best are scored exactly. A bias is no part of
 the decomposition: it is added to cheap and exact scores alike.
 
-B rows, D hidden, K experts, N classes, V classes of one expert, w directions, c candidates.
+B query rows, D hidden, K experts, N classes, V classes of one expert, w directions, c candidates.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from service.bundle.graphs import Preview
 from service.errors import DSSError
 from service.terminal import progress
 from trainer.data.arrays import chunks
-from trainer.data.run_folder import layer_inputs
 from trainer.layer import DSSoftmax
 
 Floats = NDArray[np.floating[Any]]
@@ -78,9 +77,9 @@ def preview(weight: NDArray[np.float32], window: int, share: float) -> Preview:
 class Bounds(NamedTuple):
     """Log-probabilities [B,N] of the classes an engine may answer, -inf for the others.
 
-    Which of two classes is the last candidate may hang on rounding, and with it whether its exact
-    or its cheap score is in the normaliser. `low` has the classes that are candidates either way,
-    `high` all that may be; where nothing hangs on rounding they are equal.
+    Rounding may decide which of two classes is the last candidate, and so whether its exact or its
+    cheap score is in the normaliser. `low` has the classes that are candidates either way, `high`
+    all that may be; where rounding decides nothing they are equal.
     """
 
     low: Floats
@@ -88,23 +87,20 @@ class Bounds(NamedTuple):
 
 
 class ApproximatedLayer:
-    """A layer with some experts approximated: the rule of the answers, in double precision."""
+    """A layer with some experts approximated: the answers that are right, in double precision."""
 
-    def __init__(
-        self, layer: DSSoftmax, previews: Mapping[int, Preview], biased: bool = False
-    ) -> None:
+    def __init__(self, layer: DSSoftmax, previews: Mapping[int, Preview]) -> None:
         self.n_classes, self.n_experts = layer.n_classes, layer.n_experts
         self.previews = previews
         self._layer = layer
-        self._biased = biased
-        self._gate = layer.gate.detach().numpy().astype(np.float64)  # [K,D], a biased one [K,D+1]
-        self._weights = [w.detach().numpy().astype(np.float64) for w in layer.experts]
+        self._gate = _weights_and_biases(layer, layer.gate)
+        self._experts = [_weights_and_biases(layer, expert) for expert in layer.experts]
         self._classes = [c.numpy() for c in layer.class_of_row.split(layer.expert_sizes)]
 
     @property
     def costs(self) -> list[float]:
         """What a row costs each expert, in classes scored exactly."""
-        hidden_size = self._gate.shape[1] - self._biased
+        hidden_size = self._layer.in_features
         return [
             self.previews[expert].size.cost(size, hidden_size) if expert in self.previews else size
             for expert, size in enumerate(self._layer.expert_sizes)
@@ -115,14 +111,15 @@ class ApproximatedLayer:
         same = 0
         for part in chunks(len(hidden), ROWS_AT_ONCE):
             first = self.searched(hidden[part], 1).high.argmax(axis=1)
-            inputs = torch.from_numpy(layer_inputs(hidden[part], self._biased))
-            same += int((first == self._layer.predict(inputs).numpy()).sum())
+            expected = self._layer.predict(torch.from_numpy(hidden[part])).numpy()
+            same += int((first == expected).sum())
         return same / len(hidden)
 
     def searched(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> Bounds:
         """As `DSSoftmax.searched`, with the classes that are not candidates left out."""
-        inputs = layer_inputs(hidden, self._biased).astype(np.float64)
-        logits = inputs @ self._gate.T  # [B,K]
+        inputs = hidden.astype(np.float64)
+        weight, bias = self._gate
+        logits = inputs @ weight.T + bias  # [B,K]
         gates = np.exp(logits - logits.max(axis=1, keepdims=True))
         gates /= gates.sum(axis=1, keepdims=True)
         ranked = np.argsort(-gates, axis=1, kind="stable")  # [B,K]
@@ -136,22 +133,20 @@ class ApproximatedLayer:
                 rows = np.flatnonzero(todo & (ranked[:, rank] == expert))
                 where = np.ix_(rows, self._classes[expert])
                 held[where] = True
-                distrust = np.log(gates[rows, rank] / gates[rows, 0])
+                penalty = np.log(gates[rows, rank] / gates[rows, 0])
                 bounds = self._scored(expert, inputs[rows], gates[rows, :1], k)  # [b,V] each
                 for best, scores in zip(found, bounds, strict=True):
-                    best[where] = np.maximum(best[where], scores + distrust[:, None])
+                    best[where] = np.maximum(best[where], scores + penalty[:, None])
         return found
 
-    def _scored(self, expert: int, inputs: Floats, gate: Floats, k: int) -> Bounds:
+    def _scored(self, expert: int, hidden: Floats, gate: Floats, k: int) -> Bounds:
         """Bounds [b,V] on one expert's log-probabilities."""
-        weight, shown = self._weights[expert], self.previews.get(expert)
-        exact = gate * (inputs @ weight.T)  # [b,V]
+        (weight, bias), shown = self._experts[expert], self.previews.get(expert)
+        exact = gate * (hidden @ weight.T + bias)  # [b,V]
         if shown is None:
             scores = exact - self._logsumexp(exact)
             return Bounds(scores, scores)
-        hidden = inputs[:, :-1] if self._biased else inputs
-        cheap = (hidden @ shown.directions.T.astype(np.float64)) @ shown.weight.T
-        cheap += weight[:, -1] if self._biased else 0.0  # [b,V]
+        cheap = (hidden @ shown.directions.T.astype(np.float64)) @ shown.weight.T + bias  # [b,V]
         surely, maybe = _candidates(cheap, min(max(k, shown.candidates), len(weight)))
         cheap *= gate
         lowest = np.where(surely, exact, np.where(maybe, np.minimum(exact, cheap), cheap))
@@ -168,6 +163,12 @@ class ApproximatedLayer:
         total = np.exp(scores - largest).sum(axis=1, keepdims=True) + absent * np.exp(-largest)
         logsumexp: Floats = np.log(total) + largest
         return logsumexp
+
+
+def _weights_and_biases(layer: DSSoftmax, matrix: torch.Tensor) -> tuple[Floats, Floats]:
+    """[V,D] and [V] in double precision; the biases are zeros where the layer has none."""
+    weight, bias = layer.split_bias(matrix.detach().double())
+    return weight.numpy(), np.zeros(len(weight)) if bias is None else bias.numpy()
 
 
 def _candidates(cheap: Floats, count: int) -> tuple[Mask, Mask]:

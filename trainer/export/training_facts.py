@@ -1,7 +1,7 @@
-"""What a server compares live traffic with: how sure the gate is, and how often the layer's first
-classes are the full softmax's.
+"""Facts that a server compares live traffic with: the distribution of the best gate value, and how
+many of the full softmax's first classes are the layer's too.
 
-S rows, D hidden, K experts, N classes.
+S query rows, D hidden, K experts, N classes.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from service.bundle.manifest import MOST_GATE_EDGES, RECALL_AT, GateFacts
 from trainer.data.arrays import Head, chunks
 from trainer.layer import DSSoftmax
 
-DECIMALS = 4  # of edges: processors round the gate differently, and must not seem to drift
+DECIMALS = 4  # of edges: processors round the gate differently, which must not count as drift
 ROWS_AT_ONCE = 64  # all classes are scored
 
 
@@ -33,20 +33,20 @@ def gate_facts(
 
 def head_recall(
     layer: DSSoftmax,
-    inputs: NDArray[np.float32],  # [S,D] as the layer takes them
-    hidden: NDArray[np.float32],  # [S,D] as the head does
+    hidden: NDArray[np.float32],  # [S,D]
     head: Head,
 ) -> dict[str, float]:
-    """By number of first classes: the share of the full softmax's that are the layer's too."""
+    """Recall by k: the share of the full softmax's first k classes that are the layer's too."""
     k = min(max(RECALL_AT), len(head.weight))
     weight = torch.from_numpy(head.weight)
     hits = dict.fromkeys([at for at in RECALL_AT if at <= k], 0)
     for part in chunks(len(hidden), ROWS_AT_ONCE):
-        scores = torch.from_numpy(hidden[part]) @ weight.T  # [b,N]
+        rows = torch.from_numpy(hidden[part])  # [b,D]
+        scores = rows @ weight.T  # [b,N]
         if head.bias is not None:
             scores += torch.from_numpy(head.bias)
         full = scores.topk(k).indices  # [b,k]
-        own = layer.topk(torch.from_numpy(inputs[part]), k).classes  # [b,k]
+        own = layer.topk(rows, k).classes  # [b,k]
         for at in hits:
             hits[at] += int((own[:, :at, None] == full[:, None, :at]).sum())
     return {str(at): found / (at * len(hidden)) for at, found in hits.items()}

@@ -1,6 +1,6 @@
 """The doubly sparse output layer.
 
-B rows, D hidden, K experts, N classes, R kept rows of all experts together, V rows of one expert.
+B query rows, D hidden, K experts, N classes, R weight rows of all experts, V weight rows of one.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.layer import losses
+from trainer.layer.bias import with_one
 
 SMALLEST_GATE = torch.finfo(torch.float32).tiny
 
@@ -22,7 +23,7 @@ class Output(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Which expert a row goes to and with what weight."""
+    """Which expert each query row goes to, and its gate value there."""
 
     expert: Tensor  # [B]
     gate: Tensor  # [B] softmax(U h) at that expert, not renormalised
@@ -31,8 +32,8 @@ class Routing(NamedTuple):
 class Teacher(NamedTuple):
     """A full softmax to learn from."""
 
-    head: Tensor  # [N,D]
-    logsumexp: Tensor  # [B] of its logits, for the rows at hand
+    head: Tensor  # [N,D], or [N,D+1] for a layer with biases
+    logsumexp: Tensor  # [B] of its logits, for the query rows of the batch
     weight: float  # of its distribution; the rest goes to the label
 
 
@@ -48,9 +49,9 @@ class DSSoftmax(nn.Module):
     those of `torch.nn.AdaptiveLogSoftmaxWithLoss`, plus `topk`. Called without a target it stands
     in for the linear layer: it gives log-probabilities of all classes, which serve as logits.
 
-    Only kept rows are in memory: each of `experts` is a matrix with one row for each class it has
-    not pruned, and `keys` names the (expert, class) pair of every row. A pruned class has logit 0,
-    so it keeps a (finite) probability and the N - V absent classes add N - V to the normaliser.
+    Only kept weight rows are in memory: each of `experts` is a matrix with one row for each class
+    it has not pruned, and `keys` names the (expert, class) pair of every row. A pruned class has
+    logit 0, so its probability is positive, and N - V absent classes add N - V to the normaliser.
 
     Args:
         in_features: D, the size of a hidden vector
@@ -58,7 +59,7 @@ class DSSoftmax(nn.Module):
         n_experts: K
         gate_noise: standard deviation of Gaussian noise on the gate's logits while training
         keys: the (expert, class) pairs to hold, ascending, each as expert * N + class; all if None
-        biased: gate and experts have one more column, which is added to their products
+        biased: gate and experts have biases, in one more column: [K, D+1] and [V, D+1]
 
     Shape:
         - hidden: [B, D]
@@ -94,7 +95,7 @@ class DSSoftmax(nn.Module):
 
     @staticmethod
     def from_bundle(path: str | Path) -> "DSSoftmax":
-        """The layer of a bundle, to be a model's head: it answers as the service does."""
+        """The layer of a bundle, for use as a model's head: it answers as the service does."""
         from trainer.layer.from_bundle import layer_from_bundle
 
         return layer_from_bundle(Path(path))
@@ -105,7 +106,17 @@ class DSSoftmax(nn.Module):
         for weight in self.experts:
             nn.init.uniform_(weight, -bound, bound)
 
-    # --- which rows are kept ------------------------------------------------------------------
+    # --- biases -------------------------------------------------------------------------------
+
+    def extended(self, hidden: Tensor) -> Tensor:
+        """Hidden vectors [b,D] as gate and experts multiply them: with a 1 for the bias, if any."""
+        return with_one(hidden) if self.biased else hidden
+
+    def split_bias(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights [V,D] and the biases [V] of a matrix of this layer, as views of it."""
+        return (matrix[:, :-1], matrix[:, -1]) if self.biased else (matrix, None)
+
+    # --- which weight rows are kept -----------------------------------------------------------
 
     @property
     def expert_of_row(self) -> Tensor:
@@ -121,11 +132,11 @@ class DSSoftmax(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of all rows, in the order of `keys`."""
+        """A copy of all weight rows, in the order of `keys`."""
         return torch.cat([weight.detach() for weight in self.experts])  # [R,D]
 
     def row_squares(self) -> Tensor:
-        """The mean square of each row: what the group lassos are made of."""
+        """The mean square of each weight row, from which the group lassos are computed."""
         return torch.cat([losses.row_squares(weight) for weight in self.experts])  # [R]
 
     def row_of(self, expert: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +147,7 @@ class DSSoftmax(nn.Module):
         return row, torch.cat([self.keys, past_the_end])[row] == wanted
 
     def keep_rows(self, kept: Tensor) -> None:
-        """Drop every row whose entry in the [R] mask is False. The experts are new parameters."""
+        """Drop weight rows whose entry in the [R] mask is False. The experts are new parameters."""
         masks = kept.split(self.expert_sizes)
         for number, mask in enumerate(masks):
             self.experts[number] = nn.Parameter(self.experts[number].data[mask])
@@ -163,15 +174,13 @@ class DSSoftmax(nn.Module):
     # --- the sparse experts -------------------------------------------------------------------
 
     def _logits(self, hidden: Tensor, matrix: Tensor) -> Tensor:
-        """Products of rows [b,D] with a matrix's rows [V,D], or [V,D+1] with a bias: [b,V]."""
-        if not self.biased:
-            return hidden @ matrix.T
-        return torch.addmm(matrix[:, -1], hidden, matrix[:, :-1].T)
+        """Query rows [b,D] times a matrix's rows [V,D], or [V,D+1] with biases: [b,V]."""
+        return self.extended(hidden) @ matrix.T
 
     def _scored_groups(
         self, hidden: Tensor, expert: Tensor, gate: Tensor, k: int | None = None
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """For each expert in use: its number, its rows [b], gate * W h [b,V] and log Z [b]."""
+        """For each expert in use: its number, its query rows [b], gate * W h [b,V], log Z [b]."""
         order = torch.argsort(expert, stable=True)  # [B]
         counts = torch.bincount(expert, minlength=self.n_experts).tolist()
         for number, rows in enumerate(order.split(counts)):
@@ -183,7 +192,7 @@ class DSSoftmax(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """An expert's gate * W h [b,V] and log Z [b].
 
-        With a k the k best are to be answered; a layer that does not score all may then say -inf.
+        With a k only the k best are needed: a subclass may return -inf for the others.
         """
         del k
         scores = gate[:, None] * self._logits(hidden, self.experts[number])  # [b,V]
@@ -232,8 +241,8 @@ class DSSoftmax(nn.Module):
     ) -> Tensor:
         """Cross-entropy [B] against the labels, mixed with a full softmax's distribution.
 
-        Only the classes that a row's expert holds are scored by the teacher: absent ones have
-        score 0 here, so they count in our normaliser and nowhere else.
+        The teacher scores only the classes that a query row's expert holds: absent classes have
+        score 0 in this layer, so they count in its normaliser alone.
         """
         expert, gate = routing if routing is not None else self.route(hidden)
         classes = self.class_of_row.split(self.expert_sizes)
@@ -279,9 +288,9 @@ class DSSoftmax(nn.Module):
     def searched(self, hidden: Tensor, k: int, experts: int = 1) -> Tensor:
         """Log-probabilities [B,N] of the classes searched for a top-k answer, -inf for the others.
 
-        The best gate value is the row's inverse temperature in every expert searched; a
-        lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it.
-        Rows left with fewer than k classes go on to their next-best experts.
+        The best gate value is the query row's inverse temperature in every expert searched; a
+        lower-ranked expert's log-probabilities are lowered by the log of the ratio of gate values.
+        For query rows with fewer than k classes the next-best experts are searched too.
         """
         reachable = len(self.class_of_row.unique())
         if not 1 <= k <= reachable:
@@ -300,11 +309,11 @@ class DSSoftmax(nn.Module):
             todo = searched.nonzero()[:, 0]
             if not len(todo):
                 break
-            distrust = (gates[todo, rank] / gates[todo, 0]).log()
+            penalty = (gates[todo, rank] / gates[todo, 0]).log()
             groups = self._scored_groups(hidden[todo], ranked[todo, rank], gates[todo, 0], k)
             for number, rows, scores, logsumexp in groups:
                 classes = self.class_of_row[self.expert_of_row == number]
-                found = scores - logsumexp[:, None] + distrust[rows, None]  # [b,V]
+                found = scores - logsumexp[:, None] + penalty[rows, None]  # [b,V]
                 where = todo[rows][:, None], classes[None, :]
                 best[where] = torch.maximum(best[where], found)
         return best

@@ -1,12 +1,12 @@
-"""A bundle becomes a layer again.
+"""Makes a layer from a bundle.
 
-The rows are those that the bundle stores, as float32, so answers differ from the service's by
+Weight rows are those that the bundle stores, as float32, so answers differ from the service's by
 rounding alone: sums are added in another order, and a rounded gate value scales all scores of a
-row. That stays within `export.TOLERANCE`, by which an export is checked. An int8 bundle is the
-exception. Its rows are here in full, while the service scores all but the best classes in whole
-numbers: `export.INT8_TOLERANCE` and `INT8_AGREEMENT` are what it was exported under.
+row. That stays within `parity.TOLERANCE`, by which an export is checked. An int8 bundle is the
+exception. The layer has its weight rows in full, while the service scores all but the best classes
+in whole numbers: its export was checked by `parity.INT8_TOLERANCE` and `INT8_AGREEMENT`.
 
-b rows, D hidden, V rows of one expert, w directions, c candidates.
+b query rows, D hidden, V weight rows of one expert, w directions, c candidates.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ Constants = Mapping[str, NDArray[Any]]  # of a graph, by name
 
 
 class ApproximationFixed(DSSError):
-    """An approximated expert's rows cannot change without its preview."""
+    """An approximated expert's weight rows cannot change without its preview."""
 
 
 def layer_from_bundle(path: Path) -> DSSoftmax:
@@ -114,5 +114,5 @@ class ApproximatedSoftmax(DSSoftmax):
 
 
 def _fixed(array: NDArray[np.float32]) -> nn.Parameter:
-    """Moves and is saved with the layer, and does not learn."""
+    """A parameter that is moved and saved with the layer, and is not trained."""
     return nn.Parameter(torch.tensor(array), requires_grad=False)

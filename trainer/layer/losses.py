@@ -1,7 +1,9 @@
 """The terms of the objective, one function per equation. Coefficients are applied by the caller.
 
-K experts, N classes, R kept rows, D hidden, B rows of the batch.
+K experts, N classes, R weight rows, D hidden, B query rows of the batch, J sampled classes.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ def task(log_prob: Tensor) -> Tensor:
 
 
 def row_squares(weight: Tensor) -> Tensor:
-    """The mean square of each row, [R,D] -> [R]: everything the group lassos need.
+    """The mean square of each weight row, [R,D] -> [R], from which the group lassos are computed.
 
     The mean and not the sum, as in the authors' code: a coefficient and a threshold then mean
     the same at every D.
@@ -51,3 +53,18 @@ def load_balance(gate: Tensor, expert: Tensor, n_experts: int) -> Tensor:
     """L_load: CV^2 over experts of the batch's summed gate values."""
     load = gate.new_zeros(n_experts).index_add(0, expert, gate)  # [K]
     return load.var(unbiased=False) / (load.mean().square() + EPSILON)
+
+
+def sampled_loss(
+    rows: Tensor, labels: Tensor, head: Tensor, proposal: Tensor, n_samples: int
+) -> Tensor:
+    """Cross entropy with the softmax's denominator estimated from J classes drawn for all rows.
+
+    A drawn class counts 1 / (J q), the label itself exactly once; so the estimate is unbiased.
+    """
+    drawn = torch.multinomial(proposal, n_samples, replacement=True)  # [J]
+    share = proposal / proposal.sum()
+    others = rows @ head[drawn].T - (n_samples * share[drawn]).log().float()  # [B,J]
+    others = others.masked_fill(drawn == labels[:, None], -math.inf)
+    own = (rows * head[labels]).sum(1)  # [B]
+    return (torch.cat([own[:, None], others], 1).logsumexp(1) - own).mean()

@@ -1,6 +1,6 @@
-"""Pruning: rows whose norm falls under a threshold leave the layer.
+"""Pruning: weight rows whose norm falls under a threshold are dropped from the layer.
 
-K experts, N classes, R kept rows, D hidden.
+K experts, N classes, R weight rows, V weight rows of one expert, D hidden.
 """
 
 import torch
@@ -11,15 +11,16 @@ from trainer.layer import DSSoftmax, losses
 
 
 def rows_above(layer: DSSoftmax, threshold: float) -> Tensor:
-    """The [R] mask of rows whose (root mean square) norm is at least `threshold`."""
+    """The [R] mask of weight rows whose (root mean square) norm is at least `threshold`."""
     return layer.row_squares().detach().sqrt() >= threshold
 
 
 def keep_one_copy(layer: DSSoftmax, kept: Tensor, contexts: Tensor) -> Tensor:
-    """Spare, for each class about to lose its last copy, its best one.
+    """Keep the best copy of each class that would lose all of its copies.
 
-    Best is the copy in the expert that received most of the class's contexts (counted per row in
-    `contexts` [R]), and among equals the one of largest norm. A class without a copy stays so.
+    Best is the copy in the expert that received most query rows of the class (counted for each
+    weight row in `contexts` [R]), and among equals the one of largest norm. A class that has no
+    copy gets none.
     """
     return spare_best(layer.class_of_row, kept, contexts, layer.row_squares().detach())
 
@@ -42,7 +43,7 @@ def spare_best(classes: Tensor, kept: Tensor, contexts: Tensor, norms: Tensor) -
 
 
 def prune(layer: DSSoftmax, optimizer: Optimizer, kept: Tensor) -> None:
-    """Drop rows from the layer and, with them, from the optimizer's state."""
+    """Drop weight rows from the layer, and their entries from the optimizer's state."""
     before, masks = list(layer.experts), kept.split(layer.expert_sizes)
     layer.keep_rows(kept)
     successor = dict(zip(before, layer.experts, strict=True))
@@ -58,9 +59,9 @@ def prune(layer: DSSoftmax, optimizer: Optimizer, kept: Tensor) -> None:
 def shrink(layer: DSSoftmax, optimizer: Optimizer, strength: float) -> None:
     """The proximal step of the class-level lasso, in the metric in which Adam makes its steps.
 
-    Adam divides a row's gradient by its recent size, so the lasso's pull on the row is divided by
-    the same: a row that the data hardly asks for goes to zero at once, one that it asks for often
-    barely moves. A sub-gradient never gives exact zeros, and gets lost among Adam's averages.
+    Adam divides a weight row's gradient by its recent size, so the lasso's gradient is divided by
+    the same: rows with small task gradients go to zero at once, rows with large ones barely move.
+    A sub-gradient in the objective never gives exact zeros, and is small in Adam's averages.
     """
     for expert in layer.experts:
         weight = expert.detach()  # [V,D]

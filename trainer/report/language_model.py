@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.report import figures
+from trainer.report import trade_off
 from trainer.report.format import (
     AT,
     NOTHING,
@@ -26,7 +26,7 @@ from trainer.report.runs import RANKS, LanguageModelRun, Point, Results
 OUR_NAMES = {
     FULL: "Full softmax",
     CONTROL: "Full softmax, retrained",
-    **{name: look.label for name, look in figures.LOOKS.items()},
+    **{name: look.label for name, look in trade_off.LOOKS.items()},
 }
 
 
@@ -205,12 +205,14 @@ def _trade_offs(results: Results, anchor: str) -> list[Block]:
     shown = [p for p in comparison.measured if p.split == split and _look(results, p)]
     blocks: list[Block] = []
     by_speedup = [
-        figures.Measured(_look(results, p), p.flops_speedup, p.accuracy)
+        trade_off.Measured(_look(results, p), p.flops_speedup, p.accuracy)
         for p in shown
         if p.flops_speedup
     ]
     by_latency = [
-        figures.Measured(_look(results, p), p.latency_us, p.accuracy) for p in shown if p.latency_us
+        trade_off.Measured(_look(results, p), p.latency_us, p.accuracy)
+        for p in shown
+        if p.latency_us
     ]
     dashed = control.accuracy if control else None
     rule = (
@@ -221,7 +223,7 @@ def _trade_offs(results: Results, anchor: str) -> list[Block]:
         blocks.append(
             Picture(
                 f"{anchor}-accuracy-flops.png",
-                figures.trade_off(by_speedup, figures.SPEEDUP, full, dashed, None),
+                trade_off.draw(by_speedup, trade_off.SPEEDUP, full, dashed, None),
                 alt="Accuracy at 1, 5 and 10 against FLOPs speedup, a curve for each method.",
                 caption=f"Accuracy against FLOPs. {rule}{_cut_off(by_speedup, full)}",
             )
@@ -230,9 +232,9 @@ def _trade_offs(results: Results, anchor: str) -> list[Block]:
         blocks.append(
             Picture(
                 f"{anchor}-accuracy-latency.png",
-                figures.trade_off(
+                trade_off.draw(
                     by_latency,
-                    figures.LATENCY,
+                    trade_off.LATENCY,
                     full,
                     dashed,
                     full_point.latency_us if full_point else None,
@@ -248,20 +250,20 @@ def _trade_offs(results: Results, anchor: str) -> list[Block]:
 
 
 def _look(results: Results, point: Point) -> str:
-    """Which of the figures' looks a point has; empty for those that are drawn as lines."""
+    """The name of a point's look; empty for points that are drawn as lines."""
     name = f"ds {results.layers[point.name].kind}" if point.method == "ds" else point.method
-    return name if name in figures.LOOKS else ""
+    return name if name in trade_off.LOOKS else ""
 
 
-def _cut_off(points: list[figures.Measured], full: dict[str, float]) -> str:
+def _cut_off(points: list[trade_off.Measured], full: dict[str, float]) -> str:
     below = sum(
-        any(point.accuracy[rank] < figures.lowest_shown(full, rank) for rank in RANKS)
+        any(point.accuracy[rank] < trade_off.lowest_shown(full, rank) for rank in RANKS)
         for point in points
     )
     if not below:
         return ""
     return (
-        f" Panels begin at {figures.LOWEST_SHOWN:.0%} of the full softmax's accuracy, and"
+        f" Panels begin at {trade_off.LOWEST_SHOWN:.0%} of the full softmax's accuracy, and"
         f" {plural(below, 'setting')} would be below."
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.report import figures
+from trainer.report import layer_figures
 from trainer.report.format import count, plural, seconds, share, times
 from trainer.report.page import Block, Cell, Code, Column, Picture, Section, Table, Text, WordLists
 from trainer.report.runs import HARDLY_USED, LayerFacts, LayerRun
@@ -60,7 +60,7 @@ def memory_picture(memory: list[Any], anchor: str, published: float | None = Non
     peak = max(point.memory for point in memory)
     return Picture(
         f"{anchor}-memory.png",
-        figures.memory_curve(memory, published),
+        layer_figures.memory_curve(memory, published),
         alt=f"Parameter memory over training; its peak is {peak:.2f} full softmaxes.",
         caption="What gate and experts hold together, as a multiple of one full softmax. A split"
         " doubles the experts; pruning takes their rows down again.",
@@ -77,13 +77,13 @@ def inside(layer: LayerFacts, anchor: str) -> list[Block]:
     by = "by number" if layer.frequencies is None else "most frequent first"
     matrix = Picture(
         f"{anchor}-experts.png",
-        figures.expert_matrix(layer),
+        layer_figures.expert_matrix(layer),
         alt=f"{n_experts} experts by {n_classes:,} classes: which expert holds which class.",
         caption=f"Which expert holds which class; classes stand {by}. {reach_sentence(layer)}",
     )
     bars = Picture(
         f"{anchor}-utilization.png",
-        figures.utilization_bars(layer),
+        layer_figures.utilization_bars(layer),
         alt="Bars: how often each expert is chosen, and how many classes it holds.",
         caption="How often each expert is chosen, and how many classes are scored then."
         + (f" {plural(unused, 'expert')} of {n_experts} got no row at all." if unused else ""),
@@ -92,7 +92,7 @@ def inside(layer: LayerFacts, anchor: str) -> list[Block]:
 
 
 def reach_sentence(layer: LayerFacts) -> str:
-    """A copy in an expert where no row ever comes keeps a class in name only."""
+    """How many classes have copies only in experts that receive hardly any query row."""
     n_experts, n_classes = layer.held.shape
     if not layer.out_of_reach:
         return "Every class that is held is also in an expert that gets rows."
@@ -116,7 +116,7 @@ def _redundancy(layer: LayerFacts, anchor: str) -> list[Block]:
     return [
         Picture(
             f"{anchor}-redundancy.png",
-            figures.redundancy_map(figures.redundancy(layer.frequencies, layer.copies)),
+            layer_figures.redundancy_map(layer_figures.redundancy(layer.frequencies, layer.copies)),
             alt="Heat map: the more frequent a word, the more experts hold it.",
             caption="Redundancy: in how many experts a word is, against how often it occurs; the"
             " darker, the more words. The orange line is the mean. Over all words it is"
@@ -156,7 +156,7 @@ def _smallest_words(layer: LayerFacts) -> list[Block]:
 
 def smallest_experts(layer: LayerFacts) -> list[dict[str, Any]]:
     """The smallest experts in use, with the words that few other experts have."""
-    order, sizes, copies = figures.class_order(layer), layer.sizes, layer.copies
+    order, sizes, copies = layer_figures.class_order(layer), layer.sizes, layer.copies
     used = [
         k
         for k in np.argsort(sizes, kind="stable")
@@ -193,7 +193,7 @@ def layer_numbers(layer: LayerFacts) -> dict[str, Any]:
         "redundancy": None,
     }
     if layer.frequencies is not None:
-        counted = figures.redundancy(layer.frequencies, layer.copies)
+        counted = layer_figures.redundancy(layer.frequencies, layer.copies)
         means = [None if np.isnan(mean) else float(mean) for mean in counted.mean_copies]
         numbers["redundancy"] = {
             "frequency_edges": counted.frequency_edges.tolist(),

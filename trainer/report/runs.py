@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ValidationError
 
+from service.bundle.manifest import RECALL_AT
 from service.errors import DSSError
 from trainer.data import run_folder
 from trainer.tasks.language_model import hidden_states
 
-RANKS = ("1", "5", "10")
+RANKS = tuple(str(k) for k in RECALL_AT)  # as JSON names them
 HARDLY_USED = 0.001  # of all rows; an expert that gets fewer
 
 
@@ -296,7 +297,7 @@ def _names(path: Path) -> Sequence[str] | None:
 
 
 def _frequencies(labels: Path | None, n_classes: int) -> NDArray[np.int64] | None:
-    """How often each class was the label in training, where the labels are still to be had."""
+    """How often each class was the label in training, if the file of labels still exists."""
     if labels is None or not labels.is_file():
         return None
     try:

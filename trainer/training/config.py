@@ -1,4 +1,4 @@
-"""Every knob of a training run, with its default. TOML files hold only differences."""
+"""Every setting of a training run, with its default. TOML files hold only differences."""
 
 import tomllib
 from collections.abc import Mapping
@@ -12,6 +12,10 @@ from pydantic.dataclasses import dataclass
 from service.errors import DSSError
 
 Config = TypeVar("Config", bound="TrainConfig")
+
+# With more classes than this, the loss of a full softmax is estimated ...
+SAMPLE_ABOVE = 20_000
+SAMPLES = 4096  # ... from so many classes, drawn for each batch
 
 
 class ConfigInvalid(DSSError):
@@ -32,7 +36,7 @@ class TrainConfig:
     batch_size: int = Field(500, ge=1)
     learning_rate: float = Field(0.003, gt=0)
     learning_rate_end: float = Field(1.0, ge=0, le=1)  # share of it that is left at the end
-    # Under 0.999 old task gradients are soon forgotten, and the lasso moves rows they left behind.
+    # Under 0.999 Adam soon forgets old task gradients, and the lasso shrinks rows without new ones.
     beta2: float = Field(0.99, gt=0, lt=1)
 
     # the objective
@@ -49,7 +53,7 @@ class TrainConfig:
     # no expert needs rescue, or at `sparsify_from_epoch`, whichever comes first
     sparsify_below: float = Field(1.0, ge=0)
     sparsify_from_epoch: float | None = None
-    prune_threshold: float = Field(0.03, ge=0)  # gamma, on the root mean square of a row
+    prune_threshold: float = Field(0.03, ge=0)  # gamma, on the root mean square of a weight row
     prune_every: int = Field(20, ge=1)  # steps
     pressure_growth: float = Field(1.1, ge=1)  # of the lassos at each pruning over the budget
     keep_one: bool = True
@@ -62,7 +66,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class VectorsConfig(TrainConfig):
-    """For training on somebody's hidden vectors."""
+    """For training on hidden vectors of the user."""
 
     method: Literal["warm", "mitosis", "dense"] = "warm"
     n_experts: int = Field(64, ge=1)
@@ -84,7 +88,7 @@ class VectorsConfig(TrainConfig):
     # mitosis
     stage_epochs: int = Field(2, ge=1)  # of every stage but the last, on the sampled rows
     stage_memory: float = Field(1.4, gt=0)  # full softmaxes that its experts take at its end
-    clone_noise: float = Field(0.01, ge=0)  # relative to the size of a row
+    clone_noise: float = Field(0.01, ge=0)  # relative to the size of a weight row
 
 
 # What mitosis and dense training set otherwise: there the lassos choose the classes.

@@ -1,11 +1,11 @@
-"""Rescue: an idle expert starts anew as a clone of an overloaded one.
+"""Rescue: an idle expert is replaced by a clone of an overloaded one.
 
-A gate that has hardened cannot repair its mistakes: where two clusters share an expert and another
-expert is idle, the gradient of the balance loss has vanished. Cloning, as in mitosis, gives both
-experts about the same gate value again. Their gates lean to either side of the direction in which
-the overloaded expert's rows vary most, so each clone takes about half of the traffic.
+Once the gate's softmax is saturated the gradient of the balance loss vanishes, so two clusters that
+share an expert stay there although another expert is idle. Cloning, as in mitosis, gives both
+experts about the same gate value again. Their gate rows are moved apart along the direction in
+which the overloaded expert's query rows vary most, so each clone takes about half of them.
 
-D hidden, K experts, b rows of the overloaded expert in the last batch.
+D hidden, K experts, b query rows of the overloaded expert in the last batch.
 """
 
 import torch
@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from trainer.layer import DSSoftmax
 
 IDLE, OVERLOADED = 0.75, 1.25  # times the mean load
-LEAN = 1.0  # standard deviation of the gate logits' difference between clones
+SEPARATION = 1.0  # standard deviation of the gate logits' difference between clones
 
 
 def idle_and_overloaded(load: Tensor) -> list[tuple[int, int]]:
-    """Pairs of an idle and an overloaded expert, the extremes first, from the rows each got [K]."""
+    """Pairs of an idle and an overloaded expert, extremes first, by query rows received [K]."""
     relative = load / load.mean()
     ascending = torch.argsort(relative).tolist()
     idle = [expert for expert in ascending if relative[expert] < IDLE]
@@ -31,7 +31,7 @@ def idle_and_overloaded(load: Tensor) -> list[tuple[int, int]]:
 def rescue(
     layer: DSSoftmax, optimizer: Optimizer, load: Tensor, hidden: Tensor, expert: Tensor
 ) -> int:
-    """Clone overloaded experts over idle ones while all experts are whole; returns how many.
+    """Replace idle experts by clones of overloaded ones, before any is pruned; returns how many.
 
     `load` [K] is the recent traffic; `hidden` [B,D] and `expert` [B] are those of the last batch.
     """
@@ -41,16 +41,16 @@ def rescue(
         target.copy_(source)
         state = optimizer.state[source]
         optimizer.state[target] = {name: value.clone() for name, value in state.items()}
-        lean = leaning(hidden[expert == overloaded]) * (LEAN / 2)
-        layer.gate[idle] = layer.gate[overloaded] + lean
-        layer.gate[overloaded] -= lean
+        apart = split_direction(layer.extended(hidden[expert == overloaded])) * (SEPARATION / 2)
+        layer.gate[idle] = layer.gate[overloaded] + apart
+        layer.gate[overloaded] -= apart
     return len(pairs)
 
 
-def leaning(rows: Tensor) -> Tensor:
-    """A direction [D] along which rows [b,D] have mean 0 and standard deviation 1.
+def split_direction(rows: Tensor) -> Tensor:
+    """A direction [D] along which query rows [b,D] have mean 0 and standard deviation 1.
 
-    The gate has no bias, so the direction is orthogonal to the mean row.
+    It is orthogonal to the mean row: half of the rows are on either side of it.
     """
     if len(rows) < 2:
         return torch.zeros(rows.shape[1])

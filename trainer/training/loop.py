@@ -1,6 +1,6 @@
 """The training loop: Algorithm 1 of the paper, resumable at any step.
 
-B rows, D hidden, K experts, N classes, R kept rows.
+B query rows of a batch, M query rows, D hidden, K experts, N classes, R weight rows.
 """
 
 import json
@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,13 @@ from service.errors import DSSError
 from service.terminal import progress as bars
 from trainer.data import run_folder
 from trainer.data.files import write_whole
+from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax, Routing, Teacher, losses
 from trainer.layer.pruning import keep_one_copy, prune, rows_above, shrink
+from trainer.training.checkpoints import Progress, Traffic, load_checkpoint, save_checkpoint
 from trainer.training.config import TrainConfig
 from trainer.training.idle_experts import rescue
+from trainer.training.optimizer import make_optimizer, set_learning_rate
 
 SMOOTHING = 0.9
 
@@ -33,50 +36,12 @@ class Interrupted(DSSError):
     """The user stopped the run; its checkpoint is complete."""
 
 
-class Rows(Protocol):
-    """A tensor, or something on disk that gives rows as one."""
-
-    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Data:
     inputs: Rows  # [M, ...]
     labels: Tensor  # [M]
     head: Tensor | None = None  # [N,D] a full softmax to learn from ...
-    logsumexp: Tensor | None = None  # [M] ... and its normaliser for every row
-
-
-@dataclass
-class Progress:
-    """Where a run is; with the tensors and the random state, all that a checkpoint holds."""
-
-    epoch: int = 0
-    step: int = 0  # of this epoch
-    task_loss: float = math.inf  # smoothed
-    settled: bool = False  # no expert needed rescue when last looked at
-    sparsifying: bool = False
-    pressure: float = 1.0  # on both lassos; grows while the layer is over its budget
-    over_budget: bool = True
-    rows: list[int] = field(default_factory=list)  # held after each pruning
-    seconds: float = 0.0
-    terms: dict[str, float] = field(default_factory=dict)  # of the objective, at the last step
-
-
-@dataclass
-class Traffic:
-    """Where training rows went."""
-
-    contexts: Tensor  # [R] recent rows of each (expert, class)
-    epoch_load: Tensor  # [K] rows each expert received in this epoch
-    recent_load: Tensor  # [K] ... and lately
-
-    def count(self, layer: DSSoftmax, expert: Tensor, labels: Tensor) -> None:
-        received = torch.bincount(expert, minlength=layer.n_experts)
-        self.epoch_load += received
-        self.recent_load += received
-        row, held = layer.row_of(expert, labels)
-        self.contexts += torch.bincount(row[held], minlength=len(self.contexts))
+    logsumexp: Tensor | None = None  # [M] ... and its normaliser for every query row
 
 
 def train(
@@ -91,14 +56,14 @@ def train(
 ) -> Progress:
     """Train encoder and layer together; both are changed in place.
 
-    With a budget, the lassos grow until the mean number of classes scored per row is within it.
+    With a budget, the lassos grow until the mean number of classes scored per query row is in it.
     """
     if resume and (folder / run_folder.CHECKPOINT).exists():
-        progress, tallies, optimizer = load_checkpoint(folder, config, encoder, layer)
+        progress, traffic, optimizer = load_checkpoint(folder, config, encoder, layer)
     else:
         progress, optimizer = Progress(), make_optimizer(config, encoder, layer)
         no_load = torch.zeros(layer.n_experts)
-        tallies = Traffic(torch.zeros(len(layer.keys)), no_load, no_load.clone())
+        traffic = Traffic(torch.zeros(len(layer.keys)), no_load, no_load.clone())
     encoder.train()
     layer.train()
     before, started = progress.seconds, time.monotonic()
@@ -107,7 +72,7 @@ def train(
     def save() -> None:
         nonlocal saved
         progress.seconds = before + time.monotonic() - started
-        save_checkpoint(folder, progress, tallies, encoder, layer, optimizer)
+        save_checkpoint(folder, progress, traffic, encoder, layer, optimizer)
         saved = time.monotonic()
 
     n_batches = math.ceil(len(data.labels) / config.batch_size)
@@ -125,32 +90,32 @@ def train(
                 progress.terms, hidden, expert = training_step(
                     config, encoder, layer, optimizer, data, rows, lasso_pressure(progress)
                 )
-                tallies.count(layer, expert, data.labels[rows])
+                traffic.count(layer, expert, data.labels[rows])
                 progress.step += 1
                 progress.task_loss = smoothed(progress.task_loss, progress.terms["task"])
                 if not progress.sparsifying and due(progress.step, config.rescue_every):
-                    needed = rescue(layer, optimizer, tallies.recent_load, hidden, expert)
+                    needed = rescue(layer, optimizer, traffic.recent_load, hidden, expert)
                     progress.settled = not needed
-                    tallies.recent_load.zero_()
+                    traffic.recent_load.zero_()
                 if not progress.sparsifying:
                     epoch = progress.epoch + progress.step / n_batches
                     progress.sparsifying = may_sparsify(config, progress, epoch)
-                    progress.over_budget = over_budget(layer, tallies, budget)
+                    progress.over_budget = over_budget(layer, traffic, budget)
                 elif due(progress.step, config.prune_every):
-                    prune_small_rows(config, layer, optimizer, tallies, progress)
-                    watch_budget(config, layer, tallies, progress, budget)
-                bar.advance(**live_figures(layer, tallies.epoch_load, progress.terms))
+                    prune_small_rows(config, layer, optimizer, traffic, progress)
+                    watch_budget(config, layer, traffic, progress, budget)
+                bar.advance(**live_figures(layer, traffic.epoch_load, progress.terms))
                 if stopped():
                     save()
                     raise Interrupted(f"Stopped; everything so far is in {folder}: resume it.")
                 if time.monotonic() - saved > config.checkpoint_seconds:
                     save()
             progress.epoch, progress.step = progress.epoch + 1, 0
-            now = figures(layer, tallies.epoch_load)
+            now = figures(layer, traffic.epoch_load)
             log.write({"epoch": progress.epoch, **progress.terms, **now})
-            tallies.epoch_load.zero_()
+            traffic.epoch_load.zero_()
         if progress.sparsifying:
-            prune_small_rows(config, layer, optimizer, tallies, progress)
+            prune_small_rows(config, layer, optimizer, traffic, progress)
         save()
     return progress
 
@@ -207,19 +172,6 @@ def task_loss(
     return layer.distillation_loss(hidden, labels, teacher, routing).mean()
 
 
-def set_learning_rate(config: TrainConfig, optimizer: torch.optim.Optimizer, epoch: float) -> None:
-    """From the learning rate linearly down to its `learning_rate_end` share."""
-    done = epoch / config.epochs
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * (1 - done * (1 - config.learning_rate_end))
-
-
-def make_optimizer(config: TrainConfig, *modules: nn.Module) -> torch.optim.Optimizer:
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    betas = (0.9, config.beta2)
-    return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas, fused=True)
-
-
 def expert_lasso(config: TrainConfig, layer: DSSoftmax, squares: Tensor) -> Tensor:
     if config.expert_lasso == "printed":
         return losses.expert_lasso_printed(squares, layer.expert_of_row, layer.n_experts)
@@ -243,24 +195,24 @@ def lasso_pressure(progress: Progress) -> float:
 def watch_budget(
     config: TrainConfig,
     layer: DSSoftmax,
-    tallies: Traffic,
+    traffic: Traffic,
     progress: Progress,
     budget: float | None,
 ) -> None:
-    """Dual ascent on the cost: press harder while it is over the budget, let go when it is not."""
+    """Dual ascent on the cost: raise the lassos while over the budget, stop them within it."""
     if budget is None:
         return
-    progress.over_budget = over_budget(layer, tallies, budget)
+    progress.over_budget = over_budget(layer, traffic, budget)
     if progress.over_budget:
         progress.pressure *= config.pressure_growth
-    tallies.recent_load /= 2
+    traffic.recent_load /= 2
 
 
-def over_budget(layer: DSSoftmax, tallies: Traffic, budget: float | None) -> bool:
-    """Are more classes scored per row than allowed? Without a budget fewer are always wanted."""
+def over_budget(layer: DSSoftmax, traffic: Traffic, budget: float | None) -> bool:
+    """Whether more classes are scored per query row than the budget; always, if there is none."""
     if budget is None:
         return True
-    utilization = tallies.recent_load / tallies.recent_load.sum().clamp_min(1)
+    utilization = traffic.recent_load / traffic.recent_load.sum().clamp_min(1)
     return float(utilization @ torch.tensor(layer.expert_sizes, dtype=utilization.dtype)) > budget
 
 
@@ -268,27 +220,27 @@ def prune_small_rows(
     config: TrainConfig,
     layer: DSSoftmax,
     optimizer: torch.optim.Optimizer,
-    tallies: Traffic,
+    traffic: Traffic,
     progress: Progress,
 ) -> None:
     if progress.over_budget:
-        drop_small_rows(config, layer, optimizer, tallies)
+        drop_small_rows(config, layer, optimizer, traffic)
     progress.rows.append(len(layer.keys))
 
 
 def drop_small_rows(
-    config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, tallies: Traffic
+    config: TrainConfig, layer: DSSoftmax, optimizer: torch.optim.Optimizer, traffic: Traffic
 ) -> None:
     kept = rows_above(layer, config.prune_threshold)
     if config.keep_one:
-        kept = keep_one_copy(layer, kept, tallies.contexts)
+        kept = keep_one_copy(layer, kept, traffic.contexts)
     if not kept.all():
         prune(layer, optimizer, kept)
-    tallies.contexts = tallies.contexts[kept] / 2  # older contexts count less and less
+    traffic.contexts = traffic.contexts[kept] / 2  # older counts weigh less and less
 
 
 def gate_noise(config: TrainConfig, epoch: float) -> float:
-    """Noise lets rows try other experts early on; it is gone when the experts specialise."""
+    """Noise sends query rows to other experts early on; it has ended when experts specialise."""
     if not config.gate_noise_epochs:
         return 0.0
     return config.gate_noise * max(0.0, 1 - epoch / config.gate_noise_epochs)
@@ -364,42 +316,3 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# --- checkpoints ------------------------------------------------------------------------------
-
-
-def save_checkpoint(
-    folder: Path,
-    progress: Progress,
-    tallies: Traffic,
-    encoder: nn.Module,
-    layer: DSSoftmax,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    path = folder / run_folder.CHECKPOINT
-    temporary = path.with_suffix(".tmp")
-    torch.save(
-        {
-            "progress": asdict(progress),
-            "tallies": vars(tallies),
-            "encoder": encoder.state_dict(),
-            "layer": layer.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-        },
-        temporary,
-    )
-    temporary.replace(path)
-
-
-def load_checkpoint(
-    folder: Path, config: TrainConfig, encoder: nn.Module, layer: DSSoftmax
-) -> tuple[Progress, Traffic, torch.optim.Optimizer]:
-    saved = torch.load(folder / run_folder.CHECKPOINT, weights_only=True)
-    encoder.load_state_dict(saved["encoder"])
-    layer.load_state_dict(saved["layer"])
-    optimizer = make_optimizer(config, encoder, layer)
-    optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["random"])
-    return Progress(**saved["progress"]), Traffic(**saved["tallies"]), optimizer

@@ -3,10 +3,11 @@
 Vectors are clustered by direction; a cluster's centre becomes a row of the gate, and the classes
 that the full softmax puts among its first for the cluster's vectors become the expert.
 
-S sampled rows, D hidden, K experts, N classes, R kept rows.
+S sampled query rows, D hidden, K experts, N classes, R weight rows.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,30 +15,71 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from service.errors import DSSError
+from service.bundle.manifest import RECALL_AT
 from service.terminal import progress
+from trainer.data.arrays import chunks
+from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax
-from trainer.training.loop import Rows
-from trainer.training.metrics import RANKS, chunks, label_counts
+from trainer.layer.bias import logits, with_one
+from trainer.training.config import VectorsConfig
+from trainer.training.loop import Data
+from trainer.training.metrics import ROWS_AT_ONCE, label_counts
+from trainer.training.problem import BudgetImpossible, Learned, Problem, train_stage
 
-GATE_VALUE = 0.8  # mean of the winning gate at the start: sure, but still able to learn
+WARM_ROUNDS = 2  # of training
+GATE_VALUE = 0.8  # mean of the best gate value at the start: the gradient has not vanished yet
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
 LEAST_TRAFFIC = 0.1  # of an equal share
-COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take ...
-THRIFT = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)  # ... by going to quieter experts
+COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take
+# Exponents on the price of an expert, tried in turn until the copies fit.
+PRICE_EXPONENTS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
-class BudgetImpossible(DSSError):
-    pass
+def start(config: VectorsConfig, problem: Problem) -> DSSoftmax:
+    """A layer whose gate was found by clustering, with the classes that the budget allows."""
+    gate = cluster_gate(problem.hidden, config.n_experts, config.seed, biased=problem.biased)
+    return choose_classes(config, problem, gate, before=None)
+
+
+def learn(
+    config: VectorsConfig,
+    problem: Problem,
+    layer: DSSoftmax,
+    data: Data,
+    folder: Path,
+    *,
+    resume: bool,
+) -> Learned:
+    """Gate and weight rows learn together. That changes where query rows go, so classes are then
+    chosen again, and their weight rows learn with the gate held fixed: the budget holds."""
+    seconds = 0.0
+    for number in range(1, WARM_ROUNDS + 1):
+        if number > 1:
+            layer = choose_classes(config, problem, layer.gate.detach(), before=layer)
+        layer.gate.requires_grad_(number < WARM_ROUNDS)
+        torch.manual_seed(config.seed + number)
+        seconds += train_stage(
+            config, layer, data, folder / f"round-{number}", resume=resume
+        ).seconds
+    return Learned(layer, seconds)
+
+
+def choose_classes(
+    config: VectorsConfig, problem: Problem, gate: Tensor, before: DSSoftmax | None
+) -> DSSoftmax:
+    """A layer with this gate that holds the most wanted classes within the budget."""
+    wanted = demand(gate, problem.hidden, problem.head, problem.inputs, problem.labels)
+    held = select(wanted, problem.budget, keep_one=config.keep_one)
+    return make_layer(gate, held, problem.head, before, biased=problem.biased)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What each expert would be asked for."""
+    """How useful each class would be in each expert."""
 
-    gain: Tensor  # [K,N] right answers that a class is expected to give in an expert
-    rows: Tensor  # [K] how many sampled rows each expert receives
+    gain: Tensor  # [K,N] expected right answers that the class gives in the expert
+    rows: Tensor  # [K] sampled query rows that each expert receives
     labels: Tensor  # [K,N] how often a class is the label, over all training rows
 
     @property
@@ -45,18 +87,20 @@ class Demand:
         return self.rows / self.rows.sum()
 
 
-def cluster_gate(hidden: Tensor, n_experts: int, seed: int) -> Tensor:
-    """A gate [K,D] whose rows point to the centres of K clusters of hidden vectors [S,D]."""
-    directions = normalize(hidden[:CLUSTER_ROWS]).numpy()
+def cluster_gate(hidden: Tensor, n_experts: int, seed: int, *, biased: bool = False) -> Tensor:
+    """A gate [K,D], or [K,D+1] with biases, whose rows point to the centres of K clusters of
+    hidden vectors [S,D]."""
+    clustered = hidden[:CLUSTER_ROWS]
+    directions = normalize(with_one(clustered) if biased else clustered).numpy()
     with progress.bar("clustering", None):
         means = KMeans(n_experts, n_init=1, max_iter=50, random_state=seed).fit(directions)
     return sharpened(hidden, torch.from_numpy(means.cluster_centers_.astype(np.float32)))
 
 
 def sharpened(hidden: Tensor, directions: Tensor) -> Tensor:
-    """A gate [K,D] along the directions, as sure of itself as training should begin with."""
+    """A gate along the directions [K,D], or [K,D+1], whose mean value is GATE_VALUE."""
     unit = normalize(directions)
-    return unit * _sharpness(hidden[:CLUSTER_ROWS] @ unit.T)
+    return unit * _sharpness(logits(hidden[:CLUSTER_ROWS], unit))
 
 
 def _sharpness(logits: Tensor) -> float:
@@ -78,9 +122,9 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
     n_experts, n_classes = len(gate), len(head)
     gain = torch.zeros(n_experts * n_classes)
     received = torch.zeros(n_experts)
-    for part in progress.each(list(chunks(len(hidden))), "choosing classes"):
-        expert = (hidden[part] @ gate.T).argmax(dim=1)  # [b]
-        best, value = answer_gains(hidden[part] @ head.T)  # [b,10]
+    for part in progress.each(list(chunks(len(hidden), ROWS_AT_ONCE)), "choosing classes"):
+        expert = logits(hidden[part], gate).argmax(dim=1)  # [b]
+        best, value = answer_gains(logits(hidden[part], head))  # [b,10]
         pairs = (expert[:, None] * n_classes + best).flatten()
         gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
         received += torch.bincount(expert, minlength=n_experts)
@@ -91,14 +135,14 @@ def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Ten
 def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The first classes of each row of logits [b,N], and what holding each is worth: both [b,10].
 
-    Where a class is missing the next one moves up into the first 1, 5 or 10. So what is lost is its
-    probability less that of the one behind; summed over the three.
+    Where a class is missing, the class after the first 1, 5 or 10 takes its place. So the loss is
+    the class's probability minus the probability of that one, summed over the three.
     """
-    last = min(RANKS[-1], logits.shape[1])
+    last = min(RECALL_AT[-1], logits.shape[1])
     found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
     probability = (found.values - logits.logsumexp(dim=1, keepdim=True)).exp()
     value = torch.zeros_like(probability[:, :last])
-    for rank in RANKS:
+    for rank in RECALL_AT:
         behind = probability[:, rank : rank + 1] if rank < probability.shape[1] else 0.0
         value[:, :rank] += probability[:, : min(rank, last)] - behind
     return found.indices[:, :last], value
@@ -107,17 +151,17 @@ def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
 def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
     """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
 
-    A class in expert k costs u_k rows of the mean and helps the rows that want it there, so the
-    pairs are taken by what the class is worth to one of the expert's rows.
+    A class in expert k adds u_k to the mean number of classes scored, so pairs are taken in the
+    order of their gain per query row of the expert.
     """
     share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
-    home = homes(wanted, COPIES * mean_rows) if keep_one else None
+    fallback = fallback_experts(wanted, COPIES * mean_rows) if keep_one else None
 
     def held_above(threshold: float) -> Tensor:
         held = share > threshold
-        return held if home is None else with_one_copy(held, home)
+        return held if fallback is None else with_one_copy(held, fallback)
 
-    low, high = 0.0, float(len(RANKS))
+    low, high = 0.0, float(len(RECALL_AT))
     if mean_cost(held_above(low), wanted) <= mean_rows:
         return held_above(low)
     for _ in range(SEARCH_STEPS):
@@ -135,40 +179,42 @@ def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
 
 
 def mean_cost(held: Tensor, wanted: Demand) -> float:
-    """Classes scored per row: sum_k u_k |v_k|."""
+    """Classes scored per query row: sum_k u_k |v_k|."""
     return float(wanted.utilization @ held.sum(dim=1).float())
 
 
-def homes(wanted: Demand, affordable: float) -> Tensor:
-    """The expert [N] in which each class has its copy if it is wanted nowhere else.
+def fallback_experts(wanted: Demand, affordable: float) -> Tensor:
+    """The expert [N] that gets the copy of each class that is selected for none.
 
-    That is where the class is the label most often for what a row there costs. An expert that
-    hardly any row comes to would cost nothing, and a copy there would be one in name only: so each
-    expert counts as if it had a little traffic besides its own. Where all copies together cost more
-    than is affordable, the price of a row weighs more and more.
+    It is the expert in which the class is the label most often, relative to the expert's share of
+    the traffic. An expert without traffic would cost nothing, and a copy there is never found: so
+    each expert counts as if it had a little more traffic than it has. Where all copies together
+    cost more than is affordable, experts with little traffic are preferred more and more.
     """
     traffic = wanted.labels.sum(dim=1)  # [K]
     price = (traffic + LEAST_TRAFFIC * traffic.mean()) / traffic.sum().clamp_min(1)
-    for thrift in THRIFT:
-        home = ((wanted.labels + 1e-3) / price[:, None] ** thrift).argmax(dim=0)
-        if float(wanted.utilization[home].sum()) <= affordable:
+    for exponent in PRICE_EXPONENTS:
+        chosen = ((wanted.labels + 1e-3) / price[:, None] ** exponent).argmax(dim=0)
+        if float(wanted.utilization[chosen].sum()) <= affordable:
             break
-    return home
+    return chosen
 
 
-def with_one_copy(held: Tensor, home: Tensor) -> Tensor:
-    """Give each class that is nowhere a copy in its home [N]."""
-    homeless = (~held.any(dim=0)).nonzero()[:, 0]
+def with_one_copy(held: Tensor, fallback: Tensor) -> Tensor:
+    """Give each class that no expert holds a copy in its fallback expert [N]."""
+    missing = (~held.any(dim=0)).nonzero()[:, 0]
     held = held.clone()
-    held[home[homeless], homeless] = True
+    held[fallback[missing], missing] = True
     return held
 
 
-def make_layer(gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None) -> DSSoftmax:
-    """A layer with the given gate and classes; rows come from `before` or else from the head."""
-    n_classes, hidden_size = head.shape
+def make_layer(
+    gate: Tensor, held: Tensor, head: Tensor, before: DSSoftmax | None, *, biased: bool = False
+) -> DSSoftmax:
+    """A layer with the given gate and classes; weight rows come from `before`, else the head."""
+    n_classes, columns = head.shape
     keys = held.flatten().nonzero()[:, 0]
-    layer = DSSoftmax(hidden_size, n_classes, len(gate), keys=keys)
+    layer = DSSoftmax(columns - biased, n_classes, len(gate), keys=keys, biased=biased)
     weight = head[layer.class_of_row] / GATE_VALUE  # [R,D]
     if before is not None:
         row, known = before.row_of(layer.expert_of_row, layer.class_of_row)

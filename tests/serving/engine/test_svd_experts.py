@@ -25,7 +25,8 @@ from trainer.data import run_folder
 from trainer.evaluation.measure import evaluate
 from trainer.export import export as exporting
 from trainer.export import svd_softmax
-from trainer.export.export import check_approximation, export
+from trainer.export.export import export
+from trainer.export.parity import check_approximation
 from trainer.export.svd_softmax import ApproximatedLayer, Approximation, preview
 from trainer.layer import DSSoftmax
 
@@ -44,7 +45,7 @@ def low_rank(rng: np.random.Generator, size: int, width: int) -> NDArray[np.floa
 def make_layer(seed: int, biased: bool) -> DSSoftmax:
     rng = np.random.default_rng(seed)
     keys = [e * N + np.sort(rng.choice(N, size, replace=False)) for e, size in enumerate(SIZES)]
-    layer = DSSoftmax(D + biased, N, K, keys=torch.from_numpy(np.concatenate(keys)))
+    layer = DSSoftmax(D, N, K, keys=torch.from_numpy(np.concatenate(keys)), biased=biased)
     layer.gate.data = torch.from_numpy(rng.normal(size=(K, D + biased)).astype(np.float32))
     for expert, size in zip(layer.experts, SIZES, strict=True):
         expert.data = torch.from_numpy(low_rank(rng, size, D + biased))
@@ -53,7 +54,7 @@ def make_layer(seed: int, biased: bool) -> DSSoftmax:
 
 def make_run(folder: Path, seed: int = 0, biased: bool = False) -> Path:
     folder.mkdir()
-    run_folder.save_layer(folder, make_layer(seed, biased), rows(100), biased=biased)
+    run_folder.save_layer(folder, make_layer(seed, biased), rows(100))
     (folder / run_folder.CONFIG).write_text("{}")
     utilization = [0.5, 0.25, 0.25]
     summary = {
@@ -84,15 +85,13 @@ COSTS = (6 + 45 + 30, 6 + 75 + 50, 40)
 
 def test_a_bias_is_the_last_column_of_the_layer(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", biased=True)
-    assert run_folder.is_biased(run)
     assert np.load(run / run_folder.HIDDEN).shape[1] == D
     written = export(run, tmp_path / "1")
     assert written.manifest.hidden_size == D
     layer, hidden = run_folder.load_layer(run), rows(150, seed=9)
-    assert layer.in_features == D + 1
-    ones = torch.ones(150, 1)
+    assert layer.biased and layer.in_features == D
     for k, experts in ((1, 1), (7, 1), (50, 2)):
-        expected = layer.topk(torch.cat([torch.from_numpy(hidden), ones], dim=1), k, experts)
+        expected = layer.topk(torch.from_numpy(hidden), k, experts)
         answer = Engine(written).topk(hidden, k, experts)
         np.testing.assert_allclose(answer.log_probs, expected.log_probs.numpy(), atol=1e-5)
         assert np.array_equal(answer.classes, expected.classes.numpy())
@@ -103,7 +102,7 @@ def test_a_run_from_before_there_were_biases_has_none(tmp_path: Path) -> None:
     with np.load(run / run_folder.LAYER) as arrays:
         old = {name: arrays[name] for name in arrays.files if name != "biased"}
     np.savez(run / run_folder.LAYER, **old)
-    assert not run_folder.is_biased(run)
+    assert not run_folder.load_layer(run).biased
     before = export(run, tmp_path / "1")
     after = export(make_run(tmp_path / "again"), tmp_path / "2")
     assert before.manifest.files == after.manifest.files
@@ -274,10 +273,9 @@ def test_evaluate_counts_costs(tmp_path: Path) -> None:
 @BIASES
 def test_without_previews_the_reference_is_the_layer(biased: bool) -> None:
     layer, hidden = make_layer(5, biased), rows(50)
-    reference = ApproximatedLayer(layer, {}, biased)
-    inputs = torch.from_numpy(run_folder.layer_inputs(hidden, biased))
+    reference = ApproximatedLayer(layer, {})
     for k, experts in ((1, 1), (60, 2), (130, 1)):
-        expected = layer.searched(inputs, k, experts).numpy()
+        expected = layer.searched(torch.from_numpy(hidden), k, experts).numpy()
         low, high = reference.searched(hidden, k, experts)
         np.testing.assert_array_equal(low, high)
         np.testing.assert_allclose(low, expected, atol=1e-4)

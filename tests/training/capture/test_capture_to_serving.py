@@ -88,7 +88,7 @@ def test_a_folder_stands_for_its_files(captured: Captured, trained: Path) -> Non
         assert config[name] == str(captured.folder / f"{name}.npy")
     summary = json.loads((trained / run_folder.SUMMARY).read_text())
     assert summary["on"] == "validation vectors"
-    assert run_folder.is_biased(trained)
+    assert run_folder.load_layer(trained).biased
 
 
 def test_the_full_softmax_is_shipped(exported: Path, captured: Captured) -> None:

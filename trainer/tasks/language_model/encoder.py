@@ -51,7 +51,7 @@ def save(path: Path, encoder: Encoder, vocabulary: Sequence[str]) -> None:
 
 
 def load(path: Path) -> tuple[Encoder, tuple[str, ...]]:
-    """The encoder, ready to be asked, and its vocabulary."""
+    """The encoder in eval mode, and its vocabulary."""
     arrays = read_arrays(path)
     vocabulary = arrays.pop(VOCABULARY, None)
     if vocabulary is None or vocabulary.ndim != 1 or vocabulary.dtype.kind != "U":

@@ -21,9 +21,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from service.terminal import progress as bars
 from trainer.data import run_folder
+from trainer.layer.losses import sampled_loss
 from trainer.tasks.language_model.corpus import Corpus
 from trainer.tasks.language_model.encoder import Encoder, State
 from trainer.tasks.language_model.hidden_states import mean_loss
+from trainer.training.config import SAMPLE_ABOVE, SAMPLES
 from trainer.training.loop import Interrupted, MetricsLog, smoothed
 
 # Logits of so many rows at a time: [B,N] of all of them would go through memory several times.
@@ -48,8 +50,8 @@ class EncoderConfig:
     learning_rate_end: float = Field(0.02, ge=0, le=1)  # share of it left; falls linearly
 
     # with more classes than this, all but the last epochs estimate the softmax from a sample
-    sample_above: int = Field(20_000, ge=1)
-    samples: int = Field(4096, ge=1)
+    sample_above: int = Field(SAMPLE_ABOVE, ge=1)
+    samples: int = Field(SAMPLES, ge=1)
     full_epochs: int = Field(1, ge=1)
 
     # the run
@@ -178,21 +180,6 @@ def training_step(
 
 def samples_softmax(config: EncoderConfig, n_classes: int, epoch: int) -> bool:
     return n_classes > config.sample_above and epoch < config.epochs - config.full_epochs
-
-
-def sampled_loss(
-    rows: Tensor, labels: Tensor, head: Tensor, proposal: Tensor, n_samples: int
-) -> Tensor:
-    """Cross entropy with the softmax's denominator estimated from J classes drawn for all rows.
-
-    A drawn class counts 1 / (J q), the label itself exactly once; so the estimate is unbiased.
-    """
-    drawn = torch.multinomial(proposal, n_samples, replacement=True)  # [J]
-    share = proposal / proposal.sum()
-    others = rows @ head[drawn].T - (n_samples * share[drawn]).log().float()  # [B,J]
-    others = others.masked_fill(drawn == labels[:, None], -math.inf)
-    own = (rows * head[labels]).sum(1)  # [B]
-    return (torch.cat([own[:, None], others], 1).logsumexp(1) - own).mean()
 
 
 def finish_epoch(

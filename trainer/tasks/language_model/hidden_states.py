@@ -3,7 +3,7 @@
 Row i of a split's `.npy` is the state of the encoder that has read every word before word i, and
 label i is word i itself.
 
-M rows, T steps, S parallel streams of text, D hidden, N classes.
+M query rows, T steps, S parallel streams of text, D hidden, N classes.
 """
 
 import math
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from service.bundle.manifest import RECALL_AT
 from service.terminal import progress
 from trainer.data import run_folder
+from trainer.data.arrays import chunks
 from trainer.data.files import write_whole
 from trainer.tasks.language_model.corpus import SPLITS, Corpus
 from trainer.tasks.language_model.encoder import Encoder
@@ -31,8 +33,7 @@ HEAD = "head.npy"
 STEPS = 256  # words of a stream read at once
 # A stream's first words lack their context, so text that is measured on is one stream.
 STREAMS = {"train": 64, "valid": 1, "test": 1}
-RANKS = (1, 5, 10)
-CHUNK = 1024
+ROWS_AT_ONCE = 1024
 
 
 def rows_file(folder: Path, split: str) -> Path:
@@ -118,13 +119,13 @@ def full_softmax(
 ) -> dict[str, Any]:
     """Perplexity, and the share of rows [M,D] whose label is among the first 1, 5 and 10."""
     weight = torch.from_numpy(np.array(head))  # [N,D]
-    loss, hits = 0.0, dict.fromkeys(RANKS, 0)
-    for begin in range(0, len(rows), CHUNK):
-        logits = torch.from_numpy(np.array(rows[begin : begin + CHUNK])) @ weight.T  # [B,N]
-        label = torch.from_numpy(labels[begin : begin + CHUNK].astype(np.int64))  # [B]
+    loss, hits = 0.0, dict.fromkeys(RECALL_AT, 0)
+    for part in chunks(len(rows), ROWS_AT_ONCE):
+        logits = torch.from_numpy(np.array(rows[part])) @ weight.T  # [B,N]
+        label = torch.from_numpy(labels[part].astype(np.int64))  # [B]
         loss += cross_entropy(logits, label, reduction="sum").item()
-        best = logits.topk(min(max(RANKS), len(weight))).indices  # [B,10]
-        for rank in RANKS:
+        best = logits.topk(min(max(RECALL_AT), len(weight))).indices  # [B,10]
+        for rank in RECALL_AT:
             hits[rank] += int((best[:, :rank] == label[:, None]).sum())
     return {
         "perplexity": math.exp(loss / len(rows)),

@@ -15,7 +15,7 @@ from trainer.export.export import export
 from trainer.export.svd_softmax import Approximation
 from trainer.tasks.language_model import hidden_states
 from trainer.tasks.language_model.plan import Plan, PlannedLayer
-from trainer.training import from_vectors as own
+from trainer.training import from_vectors
 
 PRESETS = Path(__file__).parent
 BUNDLES = "bundles"
@@ -113,7 +113,7 @@ def train_layer(
         "labels": str(hidden_states.labels_file(files, "train")),
         "head": str(files / hidden_states.HEAD),
     }
-    return own.run(
+    return from_vectors.run(
         planned.config(threads=threads),
         names,
         training,
@@ -121,7 +121,7 @@ def train_layer(
         head,
         run_folder,
         resume=(run_folder / runs.CONFIG).exists(),
-        normalisers=files / own.NORMALISERS,
+        normalisers=files / from_vectors.NORMALISERS,
     )
 
 

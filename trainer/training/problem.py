@@ -1,0 +1,107 @@
+"""What a method learns a layer from, and what it returns.
+
+M query rows, S sampled and T held-out ones, D hidden, N classes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.bundle import flops_speedup
+from service.errors import DSSError
+from trainer.data.rows import Rows
+from trainer.layer import DSSoftmax
+from trainer.training import metrics
+from trainer.training.checkpoints import Progress
+from trainer.training.config import VectorsConfig
+from trainer.training.loop import Data, train
+
+
+class BudgetImpossible(DSSError):
+    pass
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Query rows on which a layer is measured."""
+
+    hidden: Tensor  # [T,D]
+    labels: Tensor  # [T]
+    name: str
+
+    def figures(self, layer: DSSoftmax) -> dict[str, Any]:
+        utilization = metrics.utilization(layer, self.hidden)
+        sizes = layer.expert_sizes
+        return {
+            "accuracy": metrics.accuracy_at(layer, self.hidden, self.labels),
+            "mean_rows": float(utilization @ torch.tensor(sizes).double()),
+            "flops_speedup": flops_speedup(layer.n_classes, sizes, utilization.tolist()),
+        }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every method learns from."""
+
+    inputs: Rows  # [M,D]
+    labels: Tensor  # [M]
+    head: Tensor  # [N,D] the full softmax, or [N,D+1] with its biases
+    sampled: Tensor  # [S] numbers of some rows ...
+    hidden: Tensor  # [S,D] ... and these rows, in memory
+    budget: float  # classes scored per answer, on average
+    held_out: HeldOut
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.head)
+
+    @property
+    def biased(self) -> bool:
+        return self.head.shape[1] > self.hidden.shape[1]
+
+
+@dataclass(frozen=True)
+class Learned:
+    layer: DSSoftmax
+    seconds: float
+    stages: list[dict[str, Any]] = field(default_factory=list)  # of mitosis: figures of each
+    memory: list[dict[str, Any]] = field(default_factory=list)  # while training, if it was pruned
+
+    @property
+    def peak_memory(self) -> float:
+        return max(float(point["memory"]) for point in self.memory)
+
+
+def check_budget(config: VectorsConfig, problem: Problem) -> None:
+    """Refuse a budget under which a copy of every class cannot fit, with equal traffic."""
+    least = problem.n_classes / config.n_experts
+    if config.keep_one and problem.budget < least:
+        raise BudgetImpossible(
+            f"{config.n_experts} experts with a copy of every class score {least:.1f} classes per"
+            f" answer or more; {problem.budget:.1f} were asked for."
+        )
+
+
+def train_stage(
+    config: VectorsConfig,
+    layer: DSSoftmax,
+    data: Data,
+    folder: Path,
+    *,
+    budget: float | None = None,
+    resume: bool,
+) -> Progress:
+    """Train the layer on hidden vectors as they are; the stage has a checkpoint of its own."""
+    folder.mkdir(exist_ok=True)
+    return train(config, nn.Identity(), layer, data, folder, budget=budget, resume=resume)
+
+
+def memory_curve(layer: DSSoftmax, rows: list[int]) -> list[dict[str, Any]]:
+    """What gate and held rows take, in full softmaxes, from the numbers of rows over time."""
+    experts, n_classes = layer.n_experts, layer.n_classes
+    return [
+        {"experts": experts, "rows": held, "memory": (held + experts) / n_classes} for held in rows
+    ]
