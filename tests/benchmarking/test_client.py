@@ -1,24 +1,32 @@
-"""The comparison of clients: it runs, and the page shows what it found."""
+"""The comparisons of clients: they run, and the page shows what they found."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import ROOT
 
-pytest.importorskip("tritonclient.http")
-from benchmarks import client
+from benchmarks.client import report
 from benchmarks.engines.report import with_part
 
 OURS = {"Client", "AsyncClient"}
+# What would replace our connections: a transport for Client, and one for AsyncClient.
+PAIRS = [("pyreqwest", "pyreqwest"), ("urllib3", "aiohttp"), ("httpx", "httpx")]
+WORTH_TAKING = 1.5  # times our time per request, at most
+
+
+def committed(results: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / results).read_text())
+    return found
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    results = json.loads((ROOT / client.RESULTS).read_text())
+    results = committed(report.RESULTS)
     page = (ROOT / "docs" / "client.md").read_text()
-    assert with_part(page, "client", client.rendered(results)) == page
+    assert with_part(page, "client", report.rendered(results)) == page
     points = [point for point in results["points"] if point["client"] in OURS]
     assert {(point["rows"], point["at_once"]) for point in points} == {
         (rows, at_once) for rows in (1, 64) for at_once in (1, 16)
@@ -26,9 +34,41 @@ def test_the_page_shows_the_committed_results() -> None:
     assert all(point["ratio"] <= 1.3 for point in points)
 
 
-def test_it_runs(tmp_path: Path) -> None:
+def test_the_page_shows_the_committed_results_of_transports() -> None:
+    results = committed(report.TRANSPORT_RESULTS)
+    page = (ROOT / "docs" / "client.md").read_text()
+    assert with_part(page, "transports", report.rendered_transports(results)) == page
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_no_library_is_fast_enough_to_be_taken(pair: tuple[str, str]) -> None:
+    """For one row at a time, where a request's time is the client's more than the server's."""
+    points = committed(report.TRANSPORT_RESULTS)["points"]
+    for name, ours in zip(pair, ("Client", "AsyncClient"), strict=True):
+        ratios = [
+            point["ratio"]
+            for point in points
+            if (point["client"], point["beside"], point["at_once"], point["rows"])
+            == (name, ours, 1, 1)
+        ]
+        assert len(ratios) == 1
+        assert ratios[0] > WORTH_TAKING
+
+
+@pytest.mark.parametrize(
+    ("libraries", "flags", "count"),
+    [
+        (("tritonclient.http",), (), 12),
+        (("pyreqwest", "aiohttp", "urllib3"), ("--transports",), 16),
+    ],
+)
+def test_it_runs(
+    tmp_path: Path, libraries: tuple[str, ...], flags: tuple[str, ...], count: int
+) -> None:
+    for library in libraries:
+        pytest.importorskip(library)
     out = tmp_path / "client.json"
-    command = [sys.executable, "-m", "benchmarks.client", "--rounds", "1", "--calls", "16"]
+    command = [sys.executable, "-m", "benchmarks.client", "--rounds", "1", "--calls", "16", *flags]
     run = subprocess.run(
         [*command, "--rows", "2", "--out", str(out)],
         cwd=ROOT,
@@ -38,6 +78,6 @@ def test_it_runs(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     points = json.loads(out.read_text())["points"]
-    assert len(points) == 12
+    assert len(points) == count
     assert {point["client"] for point in points} >= OURS
     assert all(point["us"] > 0 for point in points)

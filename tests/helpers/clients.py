@@ -6,6 +6,8 @@ from typing import Any
 
 from service.client import AsyncClient, Client
 
+Connect = Callable[..., Any]  # makes a client of one kind for a URL
+
 
 class Waited:
     """The asynchronous client, each of whose calls is waited for."""
