@@ -38,7 +38,7 @@ $(VENV)-kserve/.storage:
 	touch $@
 
 # Builds the service's image and runs it confined, without a container engine; as root, needs apt's
-# buildah and debootstrap. PROVE_DIR keeps what can be used again.
+# buildah and debootstrap. IMAGE_TEST_DIR keeps what can be used again.
 image-test:
 	PYTHON=$(PYTHON) deploy/image/test.sh service
 
