@@ -30,7 +30,7 @@ from tritonclient.http import aio
 
 from benchmarks.engines.report import table, write_part
 from service.bench import server
-from service.bench.server import Server
+from service.bench.target import Server
 from service.client import AsyncClient, Client, answers
 from service.client.http1 import Reply
 from service.client.rows import body

@@ -28,9 +28,9 @@ from benchmarks.http.memory import measure_memory
 from benchmarks.http.models import Models
 from benchmarks.http.ratios import medians, ratios
 from benchmarks.http.run import Plan, measure
-from benchmarks.http.server_process import NotServing
-from benchmarks.http.servers import SERVERS, Server, versions_of
+from benchmarks.http.servers import SERVERS, NotServing, Server, versions_of
 from benchmarks.http.wrk import WRK, LoadFailed
+from service.bench.server import ServerNotStarted
 from service.system.machine import machine
 
 RESULTS = Path("benchmarks/results/http.json")
@@ -95,7 +95,7 @@ def compare(options: Namespace, folder: Path) -> dict[str, Any]:
         _say("memory")
         try:
             memory = measure_memory(ours, models, folder / "memory")
-        except (NotServing, LoadFailed) as error:
+        except (NotServing, ServerNotStarted, LoadFailed) as error:
             failures["memory"] = str(error)
     found = medians(points)
     return {

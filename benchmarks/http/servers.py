@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.http.models import Models
-from benchmarks.http.server_process import NotServing, free_port
+from service.bench.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 ENVIRONMENTS = ROOT / ".venv-peers"
 INSTALLED = ".requirements"  # what an environment was made from
 WORKERS_MISSING = "dss serve has no --workers here"
+
+
+class NotServing(Exception):
+    """A server that cannot be installed, does not start or answers wrongly; the text says why."""
 
 
 @dataclass(frozen=True)

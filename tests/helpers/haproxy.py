@@ -6,7 +6,7 @@ and the address of the name server differ from what is committed.
 """
 
 import re
-import subprocess
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +18,8 @@ from helpers.dns_server import named
 from helpers.paths import ROOT
 from helpers.server import Running, free_port, running, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+
+from service.bench import server
 
 CONFIG = ROOT / "deploy" / "compose" / "haproxy.cfg"
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -64,24 +66,18 @@ def proxy(folder: Path, replicas_port: int, name_server: int, expected: int) -> 
         config = config.replace(old, new)
     (folder / "haproxy.cfg").write_text(config)
     log = folder / "proxy.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            ["haproxy", "-db", "-f", folder / "haproxy.cfg"], stdout=stream, stderr=stream
-        )
     proxied = Proxied(f"http://127.0.0.1:{port}", port, metrics_port, log)
+    command = ["haproxy", "-db", "-f", folder / "haproxy.cfg"]
+    with server.running(command, log, stop_signal=signal.SIGKILL) as process:
 
-    def ready() -> bool:
-        assert process.poll() is None, log.read_text()
-        with suppress(httpx.TransportError):
-            return proxied.up() == expected
-        return False
+        def ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            with suppress(httpx.TransportError):
+                return proxied.up() == expected
+            return False
 
-    try:
         wait_until(ready)
         yield proxied
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
