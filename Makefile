@@ -58,6 +58,7 @@ bench: $(VENV)/.dev
 bench-http: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.http --tables docs/performance.md
+	$(BIN)/python -m benchmarks.http --head-cache
 
 # Abuse and faults: 10 minutes, and a soak of 30. Some of it needs root and apt's faketime.
 chaos: $(VENV)/.dev

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.http.models import Models
@@ -208,6 +208,15 @@ SERVERS = (
         "ray",
         {"RAY_USAGE_STATS_ENABLED": "0"},
     ),
+)
+
+# The two that `--head-cache` compares.
+HEAD_CACHE = Server("this service", "sparse", ("npy",), _ours(), "dss serve, 1 worker")
+HEAD_CACHE_OFF = replace(
+    HEAD_CACHE,
+    name="this service, head cache off",
+    settings="dss serve, 1 worker, DSS_HEAD_CACHE=false",
+    environment={"DSS_HEAD_CACHE": "false"},
 )
 
 

@@ -6,6 +6,7 @@ and the address of the name server differ from what is committed.
 """
 
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 from helpers.dns_server import named
 from helpers.paths import ROOT
 from helpers.server import Running, free_port, running, wait_until
@@ -22,6 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.bench import server
 
 CONFIG = ROOT / "deploy" / "compose" / "haproxy.cfg"
+needs_haproxy = pytest.mark.skipif(
+    shutil.which("haproxy") is None, reason="HAProxy is not installed (Debian: haproxy)"
+)
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 
