@@ -38,7 +38,7 @@ $(VENV)-kserve/.storage:
 	touch $@
 
 # Builds the service's image and runs it confined, without a container engine; as root, needs apt's
-# buildah and debootstrap. PROVE_DIR keeps what can be used again.
+# buildah and debootstrap. IMAGE_TEST_DIR keeps what can be used again.
 image-test:
 	PYTHON=$(PYTHON) deploy/image/test.sh service
 
@@ -58,6 +58,7 @@ bench: $(VENV)/.dev
 bench-http: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.http --tables docs/performance.md
+	$(BIN)/python -m benchmarks.http --head-cache
 
 # Abuse and faults: 10 minutes, and a soak of 30. Some of it needs root and apt's faketime.
 chaos: $(VENV)/.dev

@@ -27,7 +27,7 @@ from benchmarks.client.turns import (
     one_by_one,
 )
 from service.bench import server
-from service.bench.server import Server
+from service.bench.target import Server
 from service.client import AsyncClient, Client, answers
 from service.client.http1 import Reply
 from service.client.rows import body

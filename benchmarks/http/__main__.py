@@ -4,6 +4,7 @@
     python -m benchmarks.http --quick              1 s a point, 1 round: does everything work?
     python -m benchmarks.http --servers ours,floor
     python -m benchmarks.http --tables docs/performance.md    measures nothing, renders the JSON
+    python -m benchmarks.http --head-cache         this service alone, with and without its cache
 
 Every server is first asked for answers that are known, then loaded; no two run at once. Rounds go
 through the servers forwards and backwards in turn, since machines drift, and medians are taken
@@ -22,15 +23,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.http import head_cache, tables
 from benchmarks.http import models as http_models
-from benchmarks.http import tables
 from benchmarks.http.memory import measure_memory
 from benchmarks.http.models import Models
 from benchmarks.http.ratios import medians, ratios
 from benchmarks.http.run import Plan, measure
-from benchmarks.http.server_process import NotServing
-from benchmarks.http.servers import SERVERS, Server, versions_of
+from benchmarks.http.servers import SERVERS, NotServing, Server, versions_of
 from benchmarks.http.wrk import WRK, LoadFailed
+from service.bench.target import ServerNotStarted
 from service.system.machine import machine
 
 RESULTS = Path("benchmarks/results/http.json")
@@ -47,10 +48,20 @@ def main() -> None:
     if shutil.which(WRK) is None:
         sys.exit("wrk is needed: apt-get install wrk")
     with tempfile.TemporaryDirectory(prefix="http-benchmark-") as folder:
-        results = compare(options, Path(folder))
+        if options.head_cache:
+            results = _facts() | compare_head_cache(options, Path(folder))
+        else:
+            results = compare(options, Path(folder))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
-    _say(tables.render(results))
+    _say(head_cache.render(results) if options.head_cache else tables.render(results))
+
+
+def compare_head_cache(options: Namespace, folder: Path) -> dict[str, Any]:
+    try:
+        return head_cache.compare(options.rounds, options.seconds, folder)
+    except (NotServing, LoadFailed) as error:
+        sys.exit(str(error))
 
 
 def _options() -> Namespace:
@@ -64,11 +75,16 @@ def _options() -> Namespace:
     parser.add_argument("--bundle", type=Path, help="[a random one of WikiText-2's size]")
     parser.add_argument("--hidden", type=Path, help="rows to ask about, .npy [random]")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory ratio out")
-    parser.add_argument("--out", type=Path, default=RESULTS, help=f"[{RESULTS}]")
+    parser.add_argument(
+        "--head-cache", action="store_true", help="compare with DSS_HEAD_CACHE=false"
+    )
+    parser.add_argument("--out", type=Path, help=f"[{RESULTS}, {head_cache.RESULTS}]")
     parser.add_argument("--tables", type=Path, help="render --out into this document, and end")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = 1, 1
+    if options.out is None:
+        options.out = head_cache.RESULTS if options.head_cache else RESULTS
     return options
 
 
@@ -95,12 +111,10 @@ def compare(options: Namespace, folder: Path) -> dict[str, Any]:
         _say("memory")
         try:
             memory = measure_memory(ours, models, folder / "memory")
-        except (NotServing, LoadFailed) as error:
+        except (NotServing, ServerNotStarted, LoadFailed) as error:
             failures["memory"] = str(error)
     found = medians(points)
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.http", *sys.argv[1:]]),
-        "machine": machine(*PACKAGES) | {"wrk": _wrk_version()},
+    return _facts() | {
         "peers": {server.peer: versions_of(server) for server in servers if _installed(server)},
         "model": models.facts,
         "plan": asdict(plan) | {"rounds": options.rounds, "wrk_threads": 1},
@@ -124,6 +138,13 @@ def compare(options: Namespace, folder: Path) -> dict[str, Any]:
             for (line, batch, concurrency), numbers in found.items()
         ],
         "points": points,
+    }
+
+
+def _facts() -> dict[str, Any]:
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.http", *sys.argv[1:]]),
+        "machine": machine(*PACKAGES) | {"wrk": _wrk_version()},
     }
 
 

@@ -1,17 +1,15 @@
 """What a worker of this service weighs with a model, above what it weighs without."""
 
-import http.client
-import time
 from dataclasses import replace
 from pathlib import Path
-from subprocess import Popen
 
 from benchmarks.http.body_formats import WIRES
 from benchmarks.http.models import Models, size, write_random
-from benchmarks.http.run import POLL_SECONDS, START_SECONDS, check_answers, serving
-from benchmarks.http.server_process import NotServing, last_words, weigh
+from benchmarks.http.run import check_answers, serving
 from benchmarks.http.servers import Server
 from benchmarks.http.wrk import load, write_script
+from service.bench.proc_stats import usage
+from service.bench.server import HOST, ServerProcess
 
 # About 80 MB, and about 0.1 MB: what a worker needs to serve any model at all.
 LARGE_CLASSES, LARGE_EXPERTS = 100_000, 1_600
@@ -24,8 +22,9 @@ def measure_memory(ours: Server, models: Models, folder: Path) -> dict[str, floa
     empty = folder / "none" / "models"
     empty.mkdir(parents=True)
     with serving(ours, replace(models, folder=empty), folder / "none" / "run") as (process, place):
-        _wait_until_alive(process, place.port, folder / "none" / "run" / "log")
-        nothing = weigh(process.pid).rss_bytes
+        log = folder / "none" / "run" / "log"
+        ServerProcess(HOST, place.port, process=process, log=log).wait_for("/livez")
+        nothing = usage(process.pid).rss_bytes
     small, small_size = _loaded(ours, models, folder / "small", SMALL_CLASSES, SMALL_EXPERTS)
     large, large_size = _loaded(ours, models, folder / "large", LARGE_CLASSES, LARGE_EXPERTS)
     return {
@@ -53,19 +52,4 @@ def _loaded(
         check_answers(process, folder / "run" / "log", place.port, wire, bodies, expected)
         script = write_script(folder / "load", place.port, wire, bodies)
         load(script, place.port, CONCURRENCY, SECONDS)
-        return weigh(process.pid).rss_bytes, size(made)
-
-
-def _wait_until_alive(process: Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        try:
-            connection.request("GET", "/livez")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(POLL_SECONDS)
-        finally:
-            connection.close()
-    raise NotServing(f"A worker without models does not live: {last_words(log)}")
+        return usage(process.pid).rss_bytes, size(made)

@@ -1,6 +1,8 @@
 """One server from start to end: known answers first, then load at every point of the plan."""
 
 import http.client
+import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +15,13 @@ import numpy as np
 
 from benchmarks.http.body_formats import WIRES, Classes, Rows, Wire
 from benchmarks.http.models import Models
-from benchmarks.http.server_process import NotServing, Weight, free_port, last_words, running, weigh
-from benchmarks.http.servers import ROOT, Place, Server, python_of
+from benchmarks.http.servers import ROOT, NotServing, Place, Server, python_of
 from benchmarks.http.wrk import Load, load, write_script
+from service.bench.proc_stats import Usage, usage
+from service.bench.server import START_SECONDS, free_port, last_line, running
 
-START_SECONDS = 120.0
 POLL_SECONDS = 0.1
+LONGEST_WORDS = 200
 CHECKS, CHECKS_AT_ONCE = 64, 16  # on connections of their own, so that every worker is asked
 WARM_UP_CONCURRENCY, WARM_UP_SECONDS = 16, 1
 BODIES = {1: 256, 32: 32}  # how many requests take turns, by their rows
@@ -73,9 +76,9 @@ def measure(server: Server, models: Models, plan: Plan, folder: Path) -> Iterato
             load(scripts[plan.batches[0]], place.port, WARM_UP_CONCURRENCY, WARM_UP_SECONDS)
             for batch, script in scripts.items():
                 for concurrency in plan.concurrencies:
-                    before = weigh(process.pid)
+                    before = usage(process.pid)
                     found, wrk_seconds = load(script, place.port, concurrency, plan.seconds)
-                    after = weigh(process.pid)
+                    after = usage(process.pid)
                     yield _point(
                         server.line(name), batch, concurrency, found, before, after, wrk_seconds
                     )
@@ -86,14 +89,22 @@ def serving(server: Server, models: Models, folder: Path) -> Iterator[tuple[Pope
     folder.mkdir(parents=True)
     place = Place(python_of(server), free_port(), folder, models)
     environment = {
+        **os.environ,
         "PYTHONPATH": str(ROOT),
         "HTTP_BENCH_MODEL": server.model,
         "HTTP_BENCH_PATH": str(models.paths[server.model]),
         "HTTP_BENCH_WIDTH": str(models.hidden.shape[1]),
         **server.environment,
     }
-    with running(server.command(place), environment, ROOT, folder / "log") as process:
+    command, log = server.command(place), folder / "log"
+    with running(command, log, environment, folder=ROOT) as process:
         yield process, place
+
+
+def last_words(log: Path) -> str:
+    """The end of what a server said, without the folders of this machine."""
+    said = last_line(log) or "nothing"
+    return re.sub(r"(/[\w.+-]+)+/", "", said)[-LONGEST_WORDS:]
 
 
 def check_answers(
@@ -161,8 +172,8 @@ def _point(
     batch: int,
     concurrency: int,
     found: Load,
-    before: Weight,
-    after: Weight,
+    before: Usage,
+    after: Usage,
     wrk_seconds: float,
 ) -> Point:
     cpu_seconds = after.cpu_seconds - before.cpu_seconds

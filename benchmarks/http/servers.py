@@ -5,17 +5,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.http.models import Models
-from benchmarks.http.server_process import NotServing, free_port
+from service.bench.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 ENVIRONMENTS = ROOT / ".venv-peers"
 INSTALLED = ".requirements"  # what an environment was made from
 WORKERS_MISSING = "dss serve has no --workers here"
+
+
+class NotServing(Exception):
+    """A server that cannot be installed, does not start or answers wrongly; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,15 @@ SERVERS = (
         "ray",
         {"RAY_USAGE_STATS_ENABLED": "0"},
     ),
+)
+
+# The two that `--head-cache` compares.
+HEAD_CACHE = Server("this service", "sparse", ("npy",), _ours(), "dss serve, 1 worker")
+HEAD_CACHE_OFF = replace(
+    HEAD_CACHE,
+    name="this service, head cache off",
+    settings="dss serve, 1 worker, DSS_HEAD_CACHE=false",
+    environment={"DSS_HEAD_CACHE": "false"},
 )
 
 

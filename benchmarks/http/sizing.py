@@ -18,7 +18,6 @@ import click
 
 from benchmarks.engines.random_bundles import Shape, write_random
 from benchmarks.engines.report import table, write_part
-from benchmarks.http.server_process import weigh
 from service.bench import http, proc_stats, server
 from service.bench.http import Sweep
 from service.bundle import Bundle, Precision
@@ -57,7 +56,7 @@ def measure(sized: Sized, folder: Path, seconds: float) -> dict[str, Any]:
         for batch, concurrency in LOADS:
             plan = Sweep(None, (batch,), (concurrency,), K, 1, "npy", seconds, ATTEMPTS, 1)
             points += http.sweep(plan, running, running.model(None), None).points
-        resident = weigh(pid).rss_bytes
+        resident = proc_stats.usage(pid).rss_bytes
     return {
         **asdict(sized.shape),
         "precision": sized.precision,

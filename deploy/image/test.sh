@@ -6,21 +6,21 @@
 #
 #   deploy/image/test.sh [service|trainer]        (as root, on Debian or Ubuntu)
 #
-# PROVE_DIR      keep the base and the wheels here (default: a folder removed at the end)
+# IMAGE_TEST_DIR      keep the base and the wheels here (default: a folder removed at the end)
 # DEBIAN_MIRROR  where debootstrap takes its packages from (default: where apt takes them)
 # PYTHON         a Python 3.11 whose pip can download the packages (default: python3)
 set -euo pipefail
 
 target=${1:-service}
-checkout=$(cd "$(dirname "$0")/.." && pwd)
-checks=$checkout/deploy/image_checks
+checkout=$(cd "$(dirname "$0")/../.." && pwd)
+checks=$checkout/deploy/image/checks
 python=${PYTHON:-python3}
 user=10001:10001
 most_mb=450
 
 say() { printf -- '-- [%3d s] %s\n' "$SECONDS" "$*"; }
-fail() { printf 'prove-image: %s\n' "$*" >&2; exit 1; }
-cannot() { printf 'prove-image: %s\n' "$*" >&2; exit 77; } # nothing was tried
+fail() { printf 'image/test.sh: %s\n' "$*" >&2; exit 1; }
+cannot() { printf 'image/test.sh: %s\n' "$*" >&2; exit 77; } # nothing was tried
 
 case $target in service | trainer) ;; *) fail "the target is service or trainer, not $target" ;; esac
 missing=
@@ -31,14 +31,14 @@ done
 [ "$(id -u)" = 0 ] || cannot "this needs root, for debootstrap and for mounting"
 unshare --mount true 2>/dev/null || cannot "this needs to mount, which is not allowed here"
 # In a namespace of its own, so that no mount is left behind, however this ends.
-[ -n "${PROVE_INSIDE:-}" ] || PROVE_INSIDE=yes exec unshare --mount -- "$0" "$@"
+[ -n "${IMAGE_TEST_INSIDE:-}" ] || IMAGE_TEST_INSIDE=yes exec unshare --mount -- "$0" "$@"
 [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" = 3.11 ] ||
     cannot "$python is not Python 3.11, for which the wheels are downloaded"
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 
-if [ -n "${PROVE_DIR:-}" ]; then
-    mkdir -p "$PROVE_DIR"
-    dir=$(cd "$PROVE_DIR" && pwd)
+if [ -n "${IMAGE_TEST_DIR:-}" ]; then
+    mkdir -p "$IMAGE_TEST_DIR"
+    dir=$(cd "$IMAGE_TEST_DIR" && pwd)
 else
     dir=$(mktemp -d)
 fi
@@ -60,7 +60,7 @@ clean_up() {
     buildah rm --all >/dev/null 2>&1 || true
     buildah rmi --prune >/dev/null 2>&1 || true # of earlier stages
     awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/self/mounts | sort -r | xargs --no-run-if-empty umount --lazy
-    if [ -z "${PROVE_DIR:-}" ]; then rm -rf "$dir"; fi
+    if [ -z "${IMAGE_TEST_DIR:-}" ]; then rm -rf "$dir"; fi
 }
 trap clean_up EXIT
 
@@ -163,7 +163,7 @@ enter() { # enter SOURCE:TARGET:ro|rw or '' COMMAND...
         exec chroot "$root" setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups \
             --no-new-privs --bounding-set=-all --inh-caps=-all \
             env --ignore-environment --chdir "$workdir" "$@"
-    ' prove-image "$root" "$user" "$workdir" "$@"
+    ' image-test "$root" "$user" "$workdir" "$@"
 }
 in_image() { # in_image MOUNT CHECK ARGUMENT...: one of the checks, by the image's own Python
     enter "$1" "${environment[@]}" python -c "$(cat "$checks/$2")" "${@:3}"

@@ -15,11 +15,14 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page, expect, sync_playwright
 
-from deploy.pictures.dashboard.__main__ import DEMO, ROOT, serving
 from deploy.pictures.traffic import Phase, Rows, driven, requests
+from service.bench.server import serving
 
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "models" / "demo"
 PICTURE = ROOT / "docs" / "images" / "explorer.png"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+SERVICE_SETTINGS = {"DSS_SHADOW__RATE": "0.1"}
 SIZE = {"width": 1440, "height": 1000}
 
 
@@ -32,18 +35,20 @@ def main() -> None:
     chromium = shutil.which("chromium")
     if chromium is None:
         sys.exit("Chromium is not installed (Debian: chromium).")
-    with tempfile.TemporaryDirectory() as name, serving(DEMO.parent, Path(name)) as port:
-        traffic = threading.Thread(target=driven, args=(port, given.seconds, phases()))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(DEMO.parent, Path(folder) / "service.log", env=SERVICE_SETTINGS) as server,
+    ):
+        traffic = threading.Thread(target=driven, args=(server.port, given.seconds, phases()))
         traffic.start()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
             context = browser.new_context(viewport=SIZE, color_scheme=given.theme)  # type: ignore[arg-type]
             page = context.new_page()
             page.wait_for_timeout(3000)  # the first requests are slow, and there are 24 at once
-            page.goto(f"http://127.0.0.1:{port}")
-            page.wait_for_timeout(
-                1000 * given.seconds - 8000
-            )  # the chart fills; traffic still runs
+            page.goto(server.url)
+            # The chart fills; traffic still runs.
+            page.wait_for_timeout(1000 * given.seconds - 8000)
             use(page)
             picture = page.screenshot()
             browser.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from service.bench.server import Server
+    from service.bench.target import Server
     from service.engine import BackendName
 
 PLOTS = (".svg", ".png")
@@ -237,12 +237,13 @@ def _is_url(target: str) -> bool:
 
 def _server(target: str, workers: int | None) -> "AbstractContextManager[Server]":
     from service.bench import server
+    from service.bench import target as targets
 
     if not _is_url(target):
         return server.started(Path(target), workers)
     if workers:
         raise OptionWrong("--workers is for a server that is started; this one runs already.")
-    return nullcontext(server.at(target))
+    return nullcontext(targets.at(target))
 
 
 def _samples(folder: Path, model: str, version: int) -> "NDArray[np.float32] | None":

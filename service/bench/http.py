@@ -22,7 +22,7 @@ from service import npy
 from service.bench import load, proc_stats
 from service.bench.load import Load, NotReachable, Plan
 from service.bench.rows import Rows, choose
-from service.bench.server import Model, Server, ServerNotReachable
+from service.bench.target import Model, Server, ServerNotReachable
 from service.errors import DSSError
 from service.system.cpu_quota import usable_cpus
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, process_time
 
-from service.bench.http_reader import Answer, AnswerNotUnderstood, is_ok, problem
+from service.bench.http_reader import AnswerNotUnderstood, AnswerReader, is_ok, problem
 
 RECEIVE_BYTES = 2**16
 CONNECT_SECONDS = 5.0
@@ -52,7 +52,7 @@ class Load:
 
 
 class Connection:
-    __slots__ = ("answer", "sent", "socket")
+    __slots__ = ("reader", "sent", "socket")
 
     def __init__(self, plan: Plan) -> None:
         try:
@@ -62,7 +62,7 @@ class Connection:
         # A timeout of Python's sockets costs a system call each time; the loop has its own.
         self.socket.settimeout(None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.answer = Answer()
+        self.reader = AnswerReader()
         self.sent = 0.0
 
 
@@ -98,7 +98,7 @@ def _loop(
         for key, _ in selector.select(left):
             connection: Connection = key.data
             try:
-                answer = connection.answer.feed(_receive(connection))
+                answer = connection.reader.feed(_receive(connection))
                 if answer is None:
                     continue
                 now = monotonic()
@@ -146,7 +146,7 @@ def _take_last_answers(selector: selectors.BaseSelector, load: Load) -> None:
         for key, _ in selector.select(left):
             connection: Connection = key.data
             try:
-                answer = connection.answer.feed(_receive(connection))
+                answer = connection.reader.feed(_receive(connection))
             except (OSError, AnswerNotUnderstood) as error:
                 load.failed(_reason(error))
                 _close(selector, connection)

@@ -1,46 +1,36 @@
-"""The server under load: one that runs already, or `dss serve` started for the occasion."""
+"""Starts `dss serve` or any other server, waits until it is ready, and stops it.
 
-import http.client
-import ipaddress
+`dss bench` uses it, and so do the project's benchmarks and tests.
+"""
+
+import http
 import json
-import re
+import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
-from urllib.parse import urlsplit
 
+from service.bench import proc_stats
+from service.bench.target import Server, ServerNotReachable
 from service.bundle.format import MANIFEST
 from service.errors import DSSError
 from service.repository.folder import NAME, scan
 
-START_SECONDS = 120.0  # its loops may have to be compiled
+HOST = "127.0.0.1"
+START_SECONDS = 120.0  # the engine's loops may have to be compiled
 STOP_SECONDS = 20.0
-POLL_SECONDS = 0.05
-ANSWER_SECONDS = 10.0
-METRIC = re.compile(r'(dss_[a-z_]+)\{model="([^"]*)",version="[^"]*"\} (\S+)')
-
-
-class ServerNotReachable(DSSError):
-    pass
+POLL_SECONDS = 0.02
 
 
 class ServerNotStarted(DSSError):
-    pass
-
-
-class ServerAnswersOtherwise(DSSError):
-    """What answers is not a service of this project."""
-
-
-class UrlWrong(DSSError):
     pass
 
 
@@ -48,113 +38,151 @@ class NothingToServe(DSSError):
     """A folder is neither a bundle nor a folder of models."""
 
 
-class ModelUnknown(DSSError):
-    pass
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess(Server):
+    process: subprocess.Popen[bytes]
+    log: Path  # what it writes to stdout and stderr
 
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
+        self._wait(self._why_not_ready, seconds)
 
-@dataclass(frozen=True)
-class Server:
-    host: str
-    port: int
-    base: str = ""  # what comes before every path
+    def wait_for(self, path: str, status: int = 200, seconds: float = START_SECONDS) -> None:
+        """Until a GET is answered with the status."""
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}{self.base}"
+        def why_not() -> str | None:
+            found = self.get(path)[0]
+            return None if found == status else f"{path} is answered with status {found}."
 
-    @property
-    def is_local(self) -> bool:
+        self._wait(why_not, seconds)
+
+    def _wait(self, why_not: Callable[[], str | None], seconds: float) -> None:
+        until = monotonic() + seconds
+        reason: str | None = "It does not answer."
+        while monotonic() < until:
+            if self.process.poll() is not None:
+                said = last_line(self.log) or "no reason."
+                raise ServerNotStarted(f"The server ended before it was ready: {said}")
+            with suppress(ServerNotReachable):
+                reason = why_not()
+                if reason is None:
+                    return
+            sleep(POLL_SECONDS)
+        raise ServerNotStarted(f"The server does not become ready: {reason}")
+
+    def _why_not_ready(self) -> str | None:
+        # Asked first: a server that has started and is not ready then stays so.
+        has_started = self.get("/startupz")[0] == http.HTTPStatus.OK
+        status, body = self.get("/readyz")
+        if status == http.HTTPStatus.OK:
+            return None
         try:
-            return ipaddress.ip_address(socket.gethostbyname(self.host)).is_loopback
-        except OSError:
-            return False
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=ANSWER_SECONDS)
-        try:
-            connection.request("GET", self.base + path)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerNotReachable(f"No server answers at {self.url}.") from error
-        finally:
-            connection.close()
-
-    def model(self, name: str | None) -> "Model":
-        """The model of that name, or the default one."""
-        status, body = self.get("/models")
-        try:
-            models = json.loads(body)["models"]
-            if status == http.HTTPStatus.OK:
-                return _find(models, name)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ServerAnswersOtherwise(f"{self.url} does not list its models.") from error
-        raise ServerAnswersOtherwise(f"{self.url}/models answers with status {status}.")
-
-    def counters(self, model: str) -> dict[str, float]:
-        """The model's own metrics by name, all versions together."""
-        _, body = self.get("/metrics")
-        found: dict[str, float] = {}
-        for name, label, value in METRIC.findall(body.decode()):
-            if label == model:
-                found[name] = found.get(name, 0.0) + float(value)
-        return found
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    version: int
-    hidden_size: int
-
-    @property
-    def path(self) -> str:
-        return f"/models/{self.name}/topk"
-
-
-def _find(models: list[dict[str, Any]], name: str | None) -> Model:
-    for model in models:
-        if model["name"] == name or (name is None and model["default"]):
-            if model["version"] is None:
-                reason = model["refused"][0]["reason"]
-                raise ModelUnknown(f"Model {model['name']!r} was refused: {reason}")
-            newest = next(v for v in model["versions"] if v["version"] == model["version"])
-            return Model(model["name"], model["version"], newest["hidden_size"])
-    known = ", ".join(model["name"] for model in models) or "none"
-    raise ModelUnknown(f"The server has no model {name!r}; it has {known}.")
-
-
-def at(url: str) -> Server:
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if parts.scheme != "http" or not parts.hostname or port == 0:
-        raise UrlWrong(f"{url!r} is not of the form http://host:port.")
-    return Server(parts.hostname, port or 80, parts.path.rstrip("/"))
+            reason = str(json.loads(body)["detail"])
+        except (ValueError, KeyError, TypeError):
+            return f"/readyz is answered with status {status}."
+        if has_started:
+            raise ServerNotStarted(f"The server does not become ready: {reason}")
+        return reason
 
 
 @contextmanager
-def started(folder: Path, workers: int | None) -> Iterator[Server]:
-    """`dss serve` on a bundle or a folder of models, on a free port; it is stopped at the end.
+def started(folder: Path, workers: int | None) -> Iterator[ServerProcess]:
+    """`dss serve` on a bundle or a folder of models, for `dss bench`.
 
     DSS_* variables reach it, so that any setting can be tried.
     """
     with tempfile.TemporaryDirectory(prefix="dss-bench-") as scratch:
         models = _models_folder(folder, Path(scratch))
-        server = Server("127.0.0.1", _free_port())
-        command = [sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
-        command += ["--host", server.host, "--port", str(server.port), "--log-level", "warning"]
-        command += ["--workers", str(workers)] if workers else []
+        arguments = ["--log-level", "warning"]
+        arguments += ["--workers", str(workers)] if workers else []
         log = Path(scratch) / "log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(command, stdout=stream, stderr=stream)  # noqa: S603
-        try:
-            _wait_until_ready(server, process, log)
+        # Unlike SIGTERM, SIGINT ends it without a while of draining.
+        with serving(
+            models, log, *arguments, inherit_settings=True, stop_signal=signal.SIGINT
+        ) as server:
             yield server
-        finally:
-            _stop(process)
+
+
+@contextmanager
+def serving(
+    models: Path,
+    log: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    inherit_settings: bool = False,
+    prefix: Sequence[str] = (),
+    host: str = HOST,
+    port: int | None = None,
+    tls: ssl.SSLContext | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Iterator[ServerProcess]:
+    """`dss serve`, ready; it is stopped at the end unless it has ended by itself.
+
+    `env` is added to this process's variables, of which DSS_* are left out unless inherited;
+    `prefix` is a command that runs it, such as prlimit; `tls` is how a client reaches it.
+    """
+    port = port or free_port()
+    command = [*prefix, sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
+    command += ["--host", host, "--port", str(port), *arguments]
+    inherited = dict(os.environ) if inherit_settings else without_settings()
+    with running(command, log, inherited | dict(env or {}), stop_signal=stop_signal) as process:
+        server = ServerProcess(host, port, tls=tls, process=process, log=log)
+        server.wait_until_ready()
+        yield server
+
+
+def without_settings() -> dict[str, str]:
+    """This process's environment variables but those that set up a server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a process of its own; at the end it and all that it started are gone."""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(  # noqa: S603
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _stop(process, stop_signal)
+
+
+def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
+    descendants = set(proc_stats.tree([process.pid]))
+    process.send_signal(stop_signal)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    descendants.update(proc_stats.tree([process.pid]))
+    for pid in descendants - {process.pid}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def last_line(log: Path) -> str:
+    return log.read_text(errors="replace").strip().rpartition("\n")[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _models_folder(folder: Path, scratch: Path) -> Path:
@@ -169,41 +197,3 @@ def _models_folder(folder: Path, scratch: Path) -> Path:
     if not folder.is_dir() or not scan(folder):
         raise NothingToServe(f"{folder} is neither a bundle nor a folder of models.")
     return folder
-
-
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = monotonic() + START_SECONDS
-    reason = "It does not answer."
-    while monotonic() < until:
-        if process.poll() is not None:
-            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-            raise ServerNotStarted(f"The server ended before it was ready: {last or 'no reason.'}")
-        try:
-            # First: if it has started and is not ready then, it is as ready as it will be.
-            has_started = server.get("/startupz")[0] == http.HTTPStatus.OK
-            status, body = server.get("/readyz")
-            if status == http.HTTPStatus.OK:
-                return
-            reason = json.loads(body)["detail"]
-            if has_started:
-                break
-        except (ServerNotReachable, ValueError, KeyError, TypeError):
-            pass
-        sleep(POLL_SECONDS)
-    raise ServerNotStarted(f"The server does not become ready: {reason}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGINT)  # unlike SIGTERM, without a while of draining
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,6 +4,7 @@ Whatever a test does, no script may fail and no request may leave the host that 
 """
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,16 @@ def ready(page: Page) -> Page:
     """Once all of a model is shown."""
     expect(page.locator("#main[aria-busy=false]")).to_be_visible()
     return page
+
+
+def choose(page: Page, model: str) -> None:
+    page.get_by_label("Model", exact=True).select_option(model)
+    expect(page).to_have_title(re.compile(f"^{model} "))
+    ready(page)
+
+
+def ask(page: Page) -> None:
+    page.get_by_role("button", name="Ask", exact=True).click()
 
 
 def answers(page: Page) -> Locator:

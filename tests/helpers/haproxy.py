@@ -6,7 +6,8 @@ and the address of the name server differ from what is committed.
 """
 
 import re
-import subprocess
+import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,12 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 from helpers.dns_server import named
 from helpers.paths import ROOT
 from helpers.server import Running, free_port, running, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.bench import server
+
 CONFIG = ROOT / "deploy" / "compose" / "haproxy.cfg"
+needs_haproxy = pytest.mark.skipif(
+    shutil.which("haproxy") is None, reason="HAProxy is not installed (Debian: haproxy)"
+)
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 
@@ -64,24 +71,18 @@ def proxy(folder: Path, replicas_port: int, name_server: int, expected: int) -> 
         config = config.replace(old, new)
     (folder / "haproxy.cfg").write_text(config)
     log = folder / "proxy.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            ["haproxy", "-db", "-f", folder / "haproxy.cfg"], stdout=stream, stderr=stream
-        )
     proxied = Proxied(f"http://127.0.0.1:{port}", port, metrics_port, log)
+    command = ["haproxy", "-db", "-f", folder / "haproxy.cfg"]
+    with server.running(command, log, stop_signal=signal.SIGKILL) as process:
 
-    def ready() -> bool:
-        assert process.poll() is None, log.read_text()
-        with suppress(httpx.TransportError):
-            return proxied.up() == expected
-        return False
+        def ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            with suppress(httpx.TransportError):
+                return proxied.up() == expected
+            return False
 
-    try:
         wait_until(ready)
         yield proxied
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

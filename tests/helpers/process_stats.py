@@ -1,13 +1,14 @@
-"""What a process takes up."""
+"""What a process has in memory and open."""
 
-import os
-from pathlib import Path
+from service.bench import proc_stats
 
 
 def resident(process: int) -> int:
-    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    """Bytes."""
+    found = proc_stats.resident_bytes([process])
+    assert found is not None
+    return found
 
 
 def descriptors(process: int) -> int:
-    return len(list(Path(f"/proc/{process}/fd").iterdir()))
+    return len(proc_stats.open_files(process))

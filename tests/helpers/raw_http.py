@@ -1,38 +1,31 @@
 """A client that decides what goes into a packet."""
 
-import socket
-
 import orjson
+
+from service.bench.http_reader import RawConnection
+
+ANSWER_SECONDS = 30.0
 
 
 class Connection:
     """A client that decides what goes into a packet."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
+        self._raw = RawConnection(port, ANSWER_SECONDS)
 
     def __enter__(self) -> "Connection":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self._raw.close()
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self._raw.send(data)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        while b"\r\n\r\n" not in self._buffer:
-            self._read()
-        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        length = int(headers["content-length"])
-        while len(self._buffer) < length:
-            self._read()
-        body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return int(first.split()[1]), headers, body
+        """Status, headers in lower case, body."""
+        answer = self._raw.answer()
+        return answer.status, answer.headers, answer.body
 
     def classes(self) -> list[list[int]]:
         status, _, body = self.answer()
@@ -40,13 +33,13 @@ class Connection:
         found: list[list[int]] = orjson.loads(body)["classes"]
         return found
 
-    def ended(self) -> bool:
-        return self._socket.recv(1) == b""
+    def read_packet(self) -> bytes:
+        packet = self._raw.socket.recv(65_536)
+        assert packet, "the server closed the connection"
+        return packet
 
-    def _read(self) -> None:
-        data = self._socket.recv(65_536)
-        assert data, "the server closed the connection"
-        self._buffer += data
+    def ended(self) -> bool:
+        return self._raw.socket.recv(1) == b""
 
 
 def request(value: int, body: bytes | None = None, more: str = "", version: str = "1.1") -> bytes:

@@ -1,13 +1,13 @@
 """An S3 server of files on this machine: rclone's own."""
 
-import subprocess
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 from helpers.manifests import tool
-from helpers.server import free_port, wait_until
+
+from service.bench.server import HOST, ServerProcess, free_port, running
 
 # It opens a server of a test and nothing else.
 KEYS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -17,21 +17,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 def s3(buckets: Path, log: Path) -> Iterator[str]:
     """Its address; each folder of `buckets` is one."""
     port = free_port()
-    address = f"http://127.0.0.1:{port}"
     command = [tool("rclone"), "serve", "s3", "--config", "/notfound", "--auth-key"]
-    command += [",".join(KEYS.values()), "--addr", f"127.0.0.1:{port}", str(buckets)]
-    with log.open("wb") as stream:
-        server = subprocess.Popen(command, stdout=stream, stderr=stream)
-
-    def answers() -> bool:
-        assert server.poll() is None, log.read_text()
-        with suppress(httpx.TransportError):
-            return httpx.get(address).status_code == 400  # because it is not signed
-        return False
-
-    try:
-        wait_until(answers)
-        yield address
-    finally:
-        server.kill()
-        server.wait()
+    command += [",".join(KEYS.values()), "--addr", f"{HOST}:{port}", str(buckets)]
+    with running(command, log, stop_signal=signal.SIGKILL) as process:
+        server = ServerProcess(HOST, port, process=process, log=log)
+        server.wait_for("/", 400)  # because the request is not signed
+        yield server.url

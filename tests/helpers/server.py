@@ -1,21 +1,23 @@
-"""Real HTTP servers for tests: they are waited for by asking them, and stopped at the end."""
+"""Real HTTP servers for tests: a server is asked until it is ready, and stopped at the end."""
 
-import os
-import socket
+import signal
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import uvicorn
 
+from service.bench.server import ServerProcess, free_port, serving
 from service.http.app import Application
+
+__all__ = ["Running", "free_port", "in_thread", "running", "wait_until"]
 
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
@@ -30,15 +32,9 @@ class Running:
     tls: ssl.SSLContext | None = None  # of a client
 
     def wait_for(self, path: str, status: int = 200, seconds: float = DEADLINE_SECONDS) -> None:
-        def answered() -> bool:
-            if self.process.poll() is not None:
-                raise AssertionError(f"The server ended:\n{self.log.read_text()}")
-            with suppress(httpx.TransportError):
-                verify = self.tls or True
-                return httpx.get(self.url + path, verify=verify).status_code == status
-            return False
-
-        wait_until(answered, seconds)
+        host = urlsplit(self.url).hostname or ""
+        server = ServerProcess(host, self.port, tls=self.tls, process=self.process, log=self.log)
+        server.wait_for(path, status, seconds)
 
 
 @contextmanager
@@ -56,22 +52,18 @@ def running(
 
     `tls` is how a client asks it, if it speaks TLS; `inside` is a command that runs it.
     """
-    port = port or free_port()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
-    command = [*inside, sys.executable, "-m", "service.cli", "serve", "--models", str(models)]
-    command += ["--host", host, "--port", str(port), *arguments]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=stream, env={**clean, **(env or {})}
-        )
-    scheme = "http" if tls is None else "https"
-    server = Running(f"{scheme}://{host}:{port}", port, process, log, tls)
-    try:
-        server.wait_for("/readyz")
-        yield server
-    finally:
-        process.kill()
-        process.wait()
+    with serving(
+        models,
+        log,
+        *arguments,
+        env=env,
+        prefix=inside,
+        host=host,
+        port=port,
+        tls=tls,
+        stop_signal=signal.SIGKILL,
+    ) as server:
+        yield Running(server.url, server.port, server.process, log, tls)
 
 
 @contextmanager
@@ -107,10 +99,3 @@ def wait_until(condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS)
         if time.monotonic() > deadline:
             raise AssertionError("The condition never came true.")
         time.sleep(POLL_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

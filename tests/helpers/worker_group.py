@@ -7,12 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from helpers.process_stats import descriptors
 from helpers.server import Running, running
 from helpers.tiny_bundle import rows_for
 
+from service.bench.proc_stats import is_running as alive
 from service.shared_state import worker_table
 from service.shared_state.counters import SharedCounters
 from service.shared_state.worker_table import WorkerTable
+
+__all__ = [
+    "TOPK",
+    "Group",
+    "alive",
+    "ask",
+    "children",
+    "cpu_ticks",
+    "descriptors",
+    "group",
+    "limit_descriptors",
+]
 
 TOPK = {"inputs": rows_for(0, 1).tolist(), "k": 1}
 
@@ -69,19 +83,6 @@ def ask(group: Group, connections: int, times: int = 1) -> None:
         for _ in range(times):
             for client in clients:
                 assert client.post("/topk", json=TOPK).status_code == 200
-
-
-def alive(process: int) -> bool:
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def descriptors(process: int) -> int:
-    """How many a process has open."""
-    return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
 def limit_descriptors(process: int, most: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.browser import answers, choose_file, needs_chromium, npy, opened, ready
+from helpers.browser import answers, ask, choose_file, needs_chromium, npy, opened, ready
 from helpers.markup_bundle import BETWEEN, write_words
 from helpers.server import Running, free_port, running
 from playwright.sync_api import Browser, Page, Route, expect
@@ -39,10 +39,6 @@ def page(browser: Browser, site: Running) -> Iterator[Page]:
     with opened(browser, site.url) as page:
         ready(page).get_by_label("Answers (k)").select_option("3")
         yield page
-
-
-def ask(page: Page) -> None:
-    page.get_by_role("button", name="Ask", exact=True).click()
 
 
 def paste(page: Page, text: str) -> None:

@@ -17,11 +17,17 @@ from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.answer_check import END, Checker, Question
 from benchmarks.chaos.harness.load import Generator, Outcome, Plan
 from benchmarks.chaos.harness.mutations import Maker
-from benchmarks.chaos.harness.raw_http import Closed, Garbage, Hang, Wire, statuses
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures, NotPossible, flat
 from benchmarks.chaos.scenarios import registry
 from benchmarks.chaos.scenarios.fuzz import Fuzzer
 from benchmarks.engines.random_bundles import Shape
+from service.bench.http_reader import (
+    AnswerNotUnderstood,
+    ConnectionEnded,
+    NoAnswer,
+    RawConnection,
+    statuses,
+)
 from service.bundle import Bundle
 from service.engine import Engine
 
@@ -196,19 +202,19 @@ def test_the_fuzzer_sees_failures(said: bytes | None, kind: str, made: dict[int,
     assert not fuzzer.figures.answered
 
 
-def test_a_wire_tells_hangs_from_ends() -> None:
-    with server(lambda _: b"") as port, Wire(port, seconds=0.1) as wire:
-        wire.send(b"x")
-        with pytest.raises(Hang):
-            wire.answer()
-    with server(lambda _: None) as port, Wire(port) as wire:
-        wire.send(b"x")
-        with pytest.raises(Closed):
-            wire.answer()
-    with server(lambda _: b"SSH-2.0\r\n\r\n") as port, Wire(port) as wire:
-        wire.send(b"x")
-        with pytest.raises(Garbage):
-            wire.answer()
+def test_a_connection_tells_hangs_from_ends() -> None:
+    with server(lambda _: b"") as port, RawConnection(port, seconds=0.1) as connection:
+        connection.send(b"x")
+        with pytest.raises(NoAnswer):
+            connection.answer()
+    with server(lambda _: None) as port, RawConnection(port) as connection:
+        connection.send(b"x")
+        with pytest.raises(ConnectionEnded):
+            connection.answer()
+    with server(lambda _: b"SSH-2.0\r\n\r\n") as port, RawConnection(port) as connection:
+        connection.send(b"x")
+        with pytest.raises(AnswerNotUnderstood):
+            connection.answer()
     two = answer(b"a", 100) + answer(b"b", 404)
     assert statuses(two) == [100, 404]
 

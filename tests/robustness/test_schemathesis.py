@@ -10,7 +10,7 @@ from benchmarks.chaos.scenarios import schema
 
 
 def test_every_operation_keeps_to_the_document(server: Running, tmp_path: Path) -> None:
-    at = Server(server.port, server.process, server.log)
+    at = Server("127.0.0.1", server.port, process=server.process, log=server.log)
     report = schema.schemathesis(Context(tmp_path, quick=True), at, tmp_path)
     figures = Figures()
     schema.count(figures, report)

@@ -24,9 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.chaos.harness.answer_check import Checker, Question
-from benchmarks.chaos.harness.server_process import ANSWER_SECONDS, HOST
 from benchmarks.chaos.harness.verdict import Figures
-from service.bench.http_reader import STATUS, Answer, AnswerNotUnderstood, problem
+from service.bench.http_reader import (
+    ANSWER_SECONDS,
+    HOST,
+    STATUS,
+    AnswerNotUnderstood,
+    AnswerReader,
+    problem,
+)
 
 RECEIVE_BYTES = 2**18
 TICK_SECONDS = 0.1  # how often hangs are looked for
@@ -105,11 +111,11 @@ class Outcome:
 
 
 class Connection:
-    __slots__ = ("answer", "due", "number", "sent", "socket", "unsent")
+    __slots__ = ("due", "number", "reader", "sent", "socket", "unsent")
 
     def __init__(self, made: socket.socket) -> None:
         self.socket = made
-        self.answer = Answer()
+        self.reader = AnswerReader()
         self.number = -1  # of the question under way
         self.due = 0.0
         self.sent = 0.0
@@ -277,7 +283,7 @@ class Generator:
             self._drop(connection, "closed")
             return
         try:
-            answer = connection.answer.feed(packet)
+            answer = connection.reader.feed(packet)
         except AnswerNotUnderstood:
             self._outcome.wrong += 1
             self._drop(connection, "not HTTP")

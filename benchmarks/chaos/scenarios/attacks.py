@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmarks.chaos.harness import attack_bundles, known_requests
 from benchmarks.chaos.harness.attack_bundles import ATTACKS, ODD_MODELS, ODD_VERSIONS
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.raw_http import Wire, statuses
 from benchmarks.chaos.harness.server_process import (
     WATCHING,
     NeverHappened,
@@ -18,6 +17,7 @@ from benchmarks.chaos.harness.server_process import (
 )
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures
 from benchmarks.chaos.scenarios.fuzz import check_good
+from service.bench.http_reader import RawConnection, statuses
 
 TITLE = "bundles made to attack, paths that lead elsewhere"
 SETTLE_SECONDS = 60.0
@@ -122,12 +122,12 @@ def _require_refused(figures: Figures, server: Server) -> None:
 def try_path(figures: Figures, server: Server, path: str) -> None:
     for method in ("GET", "POST"):
         figures.sent += 1
-        with Wire(server.port) as wire:
+        with RawConnection(server.port) as connection:
             head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
-            wire.send(
+            connection.send(
                 head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n{}"
             )
-            received = wire.rest()
+            received = connection.rest()
         found = statuses(received)
         if b"root:" in received or any(status >= 500 for status in found):
             figures.fail("path", f"{method} {path}: {received[:100]!r}")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.server_process import WATCHING, is_alive, serving
+from benchmarks.chaos.harness.server_process import WATCHING, serving
 from benchmarks.chaos.harness.verdict import Context, Figures
+from service.bench.proc_stats import is_running
 
 TITLE = "bundle overwritten, truncated, deleted and replaced while served"
 WEIGHTS = "experts/weights.bin"
@@ -43,8 +44,8 @@ def run(context: Context) -> Figures:
                 load.wait_for_answers(context.count(400, 2000))
             outcome = load.finish()
         figures.rss_end = server.rss()
-        alive = all(is_alive(pid) for pid in pids)
-        newest = server.model()["version"]
+        alive = all(is_running(pid) for pid in pids)
+        newest = server.listed()["version"]
     outcome.counted_in(figures)
     figures.p50_ms, figures.p99_ms = outcome.percentile(50), outcome.percentile(99)
     figures.require("no process died", alive)

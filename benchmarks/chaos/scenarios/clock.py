@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.raw_http import once
 from benchmarks.chaos.harness.server_process import NeverHappened, Server, serving, wait_until
 from benchmarks.chaos.harness.verdict import Context, Figures, NotPossible
+from service.bench.http_reader import ask_once
 
 TITLE = "clock jumps under load"
 JUMPS = {
@@ -89,9 +89,6 @@ def _set(clock: Path, offset: float) -> None:
 
 def _is_seen(server: Server, offset: float) -> bool:
     """Whether an answer's Date is as far from this process's clock."""
-    head = once(server.port, b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").head
-    for line in head.split(b"\r\n"):
-        if line.lower().startswith(b"date:"):
-            date = email.utils.parsedate_to_datetime(line.partition(b":")[2].strip().decode())
-            return abs(date.timestamp() - time.time() - offset) < SLACK_SECONDS
-    return False
+    request = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    date = email.utils.parsedate_to_datetime(ask_once(server.port, request).headers["date"])
+    return abs(date.timestamp() - time.time() - offset) < SLACK_SECONDS

@@ -7,10 +7,10 @@ from contextlib import ExitStack, suppress
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.raw_http import Closed, Garbage, Hang, Wire, once
 from benchmarks.chaos.harness.server_process import serving, wait_until
 from benchmarks.chaos.harness.verdict import Context, Figures, NotPossible
 from benchmarks.chaos.scenarios.fuzz import check_good
+from service.bench.http_reader import ExchangeFailed, RawConnection, ask_once
 
 TITLE = "file descriptors exhausted"
 DESCRIPTORS = 100
@@ -36,7 +36,7 @@ def run(context: Context) -> Figures:
                 context.say(f"{CONNECTIONS} connections, {DESCRIPTORS} descriptors")
                 for _ in range(CONNECTIONS):
                     with suppress(OSError):
-                        stack.enter_context(Wire(server.port))
+                        stack.enter_context(RawConnection(server.port))
                 held = server.descriptors()
                 exhausted = _cores(server.cpu_seconds, seconds)
             context.say("connections closed")
@@ -80,6 +80,6 @@ def _cores(cpu_seconds: Callable[[], float], seconds: float) -> float:
 
 def _answers(port: int, request: bytes) -> bool:
     try:
-        return once(port, request).status == 200
-    except (OSError, Hang, Closed, Garbage):
+        return ask_once(port, request).status == 200
+    except (OSError, ExchangeFailed):
         return False

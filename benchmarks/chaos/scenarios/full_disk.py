@@ -5,8 +5,9 @@ import shutil
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.disks import disk, fill
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.server_process import WATCHING, is_alive, serving, wait_until
+from benchmarks.chaos.harness.server_process import WATCHING, serving, wait_until
 from benchmarks.chaos.harness.verdict import Context, Figures
+from service.bench.proc_stats import is_running
 
 TITLE = "disk full while loading"
 DISK_MIB = 16
@@ -51,7 +52,7 @@ def run(context: Context) -> Figures:
                 load.wait_for_answers(200)
                 outcome = load.finish()
             figures.rss_end = server.rss()
-            alive = all(is_alive(pid) for pid in pids)
+            alive = all(is_running(pid) for pid in pids)
     outcome.counted_in(figures)
     figures.p50_ms, figures.p99_ms = outcome.percentile(50), outcome.percentile(99)
     figures.facts = {

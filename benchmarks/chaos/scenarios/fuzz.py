@@ -17,9 +17,20 @@ import numpy as np
 from benchmarks.chaos.harness import answer_check, bundles, known_requests
 from benchmarks.chaos.harness.answer_check import END, UNREADABLE, Arrays, Checker, Question, Reply
 from benchmarks.chaos.harness.mutations import Case, Maker
-from benchmarks.chaos.harness.raw_http import Closed, Garbage, Hang, Received, Wire, once, statuses
-from benchmarks.chaos.harness.server_process import ANSWER_SECONDS, Server, is_alive, serving
+from benchmarks.chaos.harness.server_process import Server, serving
 from benchmarks.chaos.harness.verdict import Context, Figures
+from service.bench.http_reader import (
+    ANSWER_SECONDS,
+    Answer,
+    AnswerNotUnderstood,
+    ConnectionEnded,
+    ExchangeFailed,
+    NoAnswer,
+    RawConnection,
+    ask_once,
+    statuses,
+)
+from service.bench.proc_stats import is_running
 from service.engine import Engine
 
 TITLE = "byte-level fuzz of heads and bodies"
@@ -27,6 +38,7 @@ QUICK_REQUESTS = 1500
 ROUND = 500  # cases between two looks at a good request
 CONTENT_TYPE = re.compile(rb"\r\ncontent-type: *([a-z/-]+)", re.IGNORECASE)
 USUAL_K = 10
+KINDS = {NoAnswer: "hang", ConnectionEnded: "no answer", AnswerNotUnderstood: "not HTTP"}
 
 
 @dataclass
@@ -38,7 +50,7 @@ class Fuzzer:
     figures: Figures = field(default_factory=Figures)
     ended: int = 0  # connections closed without an answer, where none was owed
     by_status: Counter[int] = field(default_factory=Counter)
-    _wire: Wire | None = None
+    _connection: RawConnection | None = None
 
     def run(self, number: int) -> None:
         case = self.maker.case(number)
@@ -48,9 +60,8 @@ class Fuzzer:
                 self._send_alone(case, number)
             else:
                 self._send(case, number)
-        except (Hang, Closed, Garbage) as error:
-            kind = {Hang: "hang", Closed: "no answer", Garbage: "not HTTP"}[type(error)]
-            self.figures.fail(kind, self._name(case, number))
+        except ExchangeFailed as error:
+            self.figures.fail(KINDS[type(error)], self._name(case, number))
             self._disconnect()
 
     def close(self) -> None:
@@ -58,20 +69,20 @@ class Fuzzer:
 
     def _send_alone(self, case: Case, number: int) -> None:
         """What may end its connection has one of its own."""
-        with Wire(self.port, self.seconds) as wire:
-            wire.send(case.data)
-            found = statuses(wire.rest())
+        with RawConnection(self.port, self.seconds) as connection:
+            connection.send(case.data)
+            found = statuses(connection.rest())
         self.ended += not found
         for status in found:
             self._count(status, case, number)
 
     def _send(self, case: Case, number: int) -> None:
         assert case.owed  # noqa: S101
-        if self._wire is None:
-            self._wire = Wire(self.port, self.seconds)
-        self._wire.send(case.data)
+        if self._connection is None:
+            self._connection = RawConnection(self.port, self.seconds)
+        self._connection.send(case.data)
         for _ in range(case.owed):
-            received = self._wire.answer()
+            received = self._connection.answer()
             self._count(received.status, case, number)
             if received.status == 200:
                 self._check(case, received, number)
@@ -80,9 +91,9 @@ class Fuzzer:
                 return
 
     def _disconnect(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _count(self, status: int, case: Case, number: int) -> None:
         if status < 200:
@@ -97,7 +108,7 @@ class Fuzzer:
         else:
             self.figures.fail(f"status {status}", self._name(case, number))
 
-    def _check(self, case: Case, received: Received, number: int) -> None:
+    def _check(self, case: Case, received: Answer, number: int) -> None:
         try:
             expected, given = self._expected(case), _given(case, received)
         except UNREADABLE as error:
@@ -148,7 +159,7 @@ def _media_type(case: Case) -> str:
     return "npy" if "npy" in (case.headers or {})["Content-Type"].lower() else "json"
 
 
-def _given(case: Case, received: Received) -> Arrays:
+def _given(case: Case, received: Answer) -> Arrays:
     kind = case.kind
     if not kind.startswith("v2"):
         found = CONTENT_TYPE.search(received.head)
@@ -165,7 +176,7 @@ def run(context: Context) -> Figures:
         fuzzer = Fuzzer(server.port, maker, Engine(made[1]))
         figures = fuzzer.figures
         number = round_ = 0
-        while figures.sent < wanted and is_alive(server.process.pid):
+        while figures.sent < wanted and is_running(server.process.pid):
             fuzzer.run(number)
             number += 1
             if number % ROUND == 0:
@@ -177,7 +188,7 @@ def run(context: Context) -> Figures:
                     context.say(f"{figures.sent:,} requests, {dict(fuzzer.by_status)}")
         fuzzer.close()
         check_good(server, good, figures)
-        alive = is_alive(server.process.pid)
+        alive = is_running(server.process.pid)
         figures.rss_end, figures.fds_end = server.rss(), server.descriptors()
         traces = server.log_text().count("Traceback")
     figures.facts = {
@@ -201,8 +212,8 @@ def check_good(server: Server, good: list[Question], figures: Figures) -> None:
     for number, question in enumerate(good):
         figures.sent += 1
         try:
-            received = once(server.port, question.request)
-        except (Hang, Closed, Garbage, OSError) as error:
+            received = ask_once(server.port, question.request)
+        except (ExchangeFailed, OSError) as error:
             figures.fail("good request", repr(error))
             continue
         answer = received.head + END + received.body

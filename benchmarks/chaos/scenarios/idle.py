@@ -7,9 +7,9 @@ from dataclasses import replace
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Plan
 from benchmarks.chaos.harness.load import run as load
-from benchmarks.chaos.harness.raw_http import Wire
 from benchmarks.chaos.harness.server_process import serving, wait_until
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures, NotPossible
+from service.bench.http_reader import RawConnection
 
 TITLE = "1,000 idle connections"
 CONNECTIONS = 1000
@@ -27,15 +27,15 @@ def run(context: Context) -> Figures:
         figures.rss_start, figures.fds_start = server.rss(), server.descriptors()
         before = load(plan)
         with ExitStack() as stack:
-            wires = [stack.enter_context(Wire(server.port)) for _ in range(CONNECTIONS)]
+            idle = [stack.enter_context(RawConnection(server.port)) for _ in range(CONNECTIONS)]
             context.say(f"{CONNECTIONS} connections are open")
             with_idle = server.rss()
             outcome = load(plan)
             # The first and the last one are not forgotten: they are served when they speak.
-            for wire in (wires[0], wires[-1]):
-                wire.send(asked[0].request)
+            for connection in (idle[0], idle[-1]):
+                connection.send(asked[0].request)
                 figures.sent += 1
-                if wire.answer().status == 200:
+                if connection.answer().status == 200:
                     figures.answered += 1
                 else:
                     figures.fail("idle connection")

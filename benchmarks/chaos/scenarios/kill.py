@@ -9,8 +9,9 @@ from time import monotonic
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Outcome, Plan, loading
-from benchmarks.chaos.harness.server_process import HOST, Server, client_ports, serving, wait_until
+from benchmarks.chaos.harness.server_process import Server, client_ports, serving, wait_until
 from benchmarks.chaos.harness.verdict import Context, Figures
+from service.bench.http_reader import HOST
 
 TITLE = "kill -9 of a worker under load"
 WORKERS = 2

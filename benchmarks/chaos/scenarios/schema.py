@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.harness import attack_bundles, known_requests
-from benchmarks.chaos.harness.server_process import ANSWER_SECONDS, HOST, Server, is_alive, serving
+from benchmarks.chaos.harness.server_process import Server, serving
 from benchmarks.chaos.harness.verdict import Context, Figures, NotPossible
 from benchmarks.chaos.scenarios.fuzz import check_good
+from service.bench.http_reader import ANSWER_SECONDS, HOST
+from service.bench.proc_stats import is_running
 
 TITLE = "schemathesis over the OpenAPI document"
 # A document cannot say how wide a model's rows are, so much that it allows is refused.
@@ -46,7 +48,7 @@ def run(context: Context) -> Figures:
             if not chosen:
                 check_good(server, good, figures)
                 figures.rss_end = server.rss()
-            figures.require(f"{words}: the server lives", is_alive(server.process.pid))
+            figures.require(f"{words}: the server lives", is_running(server.process.pid))
             traces = server.log_text().count("Traceback")
             figures.require(f"{words}: no traceback in its log", not traces, traces)
     figures.facts = {"operations": operations, "seed": context.seed}

@@ -8,14 +8,9 @@ import numpy as np
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Plan, loading
-from benchmarks.chaos.harness.server_process import (
-    ANSWER_SECONDS,
-    HOST,
-    Server,
-    client_ports,
-    serving,
-)
+from benchmarks.chaos.harness.server_process import Server, client_ports, serving
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures
+from service.bench.http_reader import ANSWER_SECONDS, HOST
 
 TITLE = "slow-loris: slow heads, slow bodies, slow readers"
 TRICKLE_SECONDS = 0.1  # between two bytes

@@ -70,4 +70,4 @@ def run(context: Context) -> Figures:
 
 
 def _serves(server: Server, version: int) -> bool:
-    return bool(server.model()["version"] == version)
+    return bool(server.listed()["version"] == version)

@@ -8,30 +8,26 @@ A real service is scraped by a real Prometheus with the committed rules.
 
 import argparse
 import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import numpy as np
 
 from deploy.pictures.dashboard.render import of_prometheus
 from deploy.pictures.model_with_head import write_headed
 from deploy.pictures.traffic import Phase, Rows, bad_requests, driven, requests
+from service.bench.server import HOST, ServerProcess, free_port, running, serving
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 SCRAPE_SECONDS = 1.0
-READY_SECONDS = 120.0
 SERVICE_SETTINGS = {"DSS_SHADOW__RATE": "0.1", "DSS_REPOSITORY__POLL_SECONDS": "0.5"}
 
 
@@ -49,9 +45,13 @@ def main() -> None:
         rows = Rows(DEMO / "1")
         write_headed(DEMO / "1", models / "demo" / "1", rows)
         point(models, {"stable": 1})
-        with serving(models, folder) as service, scraping(service, folder) as prometheus:
+        log = folder / "service.log"
+        with (
+            serving(models, log, env=SERVICE_SETTINGS) as service,
+            scraping(service.port, folder) as prometheus,
+        ):
             began = time.time()
-            driven(service, seconds, phases(models, rows))
+            driven(service.port, seconds, phases(models, rows))
             picture = of_prometheus(
                 f"http://127.0.0.1:{prometheus}",
                 model="demo",
@@ -98,18 +98,6 @@ def point(models: Path, labels: dict[str, int]) -> None:
 
 
 @contextmanager
-def serving(models: Path, folder: Path) -> Iterator[int]:
-    """A service on a free port, once it is ready."""
-    port = free_port()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSS_")}
-    command = [sys.executable, "-m", "service.cli", "serve"]
-    command += ["--models", str(models), "--port", str(port)]
-    with started(command, folder / "service.log", {**clean, **SERVICE_SETTINGS}):
-        wait_for(f"http://127.0.0.1:{port}/readyz", folder / "service.log")
-        yield port
-
-
-@contextmanager
 def scraping(target: int, folder: Path) -> Iterator[int]:
     """Prometheus with the committed rules, but at a quicker pace."""
     port = free_port()
@@ -132,47 +120,10 @@ def scraping(target: int, folder: Path) -> Iterator[int]:
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}"]
     command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
-    with started(command, folder / "prometheus.log", dict(os.environ)):
-        wait_for(f"http://127.0.0.1:{port}/-/ready", folder / "prometheus.log")
+    log = folder / "prometheus.log"
+    with running(command, log) as process:
+        ServerProcess(HOST, port, process=process, log=log).wait_for("/-/ready")
         yield port
-
-
-@contextmanager
-def started(command: Sequence[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
-    with log.open("wb") as stream:
-        process = subprocess.Popen(  # noqa: S603
-            command, stdout=stream, stderr=stream, env=environment, cwd=ROOT
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def wait_for(address: str, log: Path) -> None:
-    def answers() -> bool:
-        try:
-            return httpx.get(address).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    _wait_until(answers, f"{address} does not answer:\n{log.read_text()}")
-
-
-def _wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            sys.exit(otherwise)
-        time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

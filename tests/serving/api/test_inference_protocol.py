@@ -353,7 +353,7 @@ def connections(app: Application) -> list[FastConnection]:
 def test_an_unusual_head_is_not_learned(app: Application, port: int, unusual: bytes) -> None:
     with Connection(port) as connection:
         connection.send(unusual)
-        connection._read()
+        connection.read_packet()
     assert known(app) == 0
     with Connection(port) as connection:
         teach(app, connection)

@@ -21,7 +21,7 @@ from helpers.server import Running, free_port
 from helpers.tiny_bundle import WIDTH
 
 from service.bench import http, load, proc_stats, rows
-from service.bench.http_reader import Answer, AnswerNotUnderstood, is_ok, problem
+from service.bench.http_reader import AnswerNotUnderstood, AnswerReader, is_ok, problem
 from service.bundle import Bundle
 from service.cli.main import cli
 from service.errors import EmptyBatch, NotFinite, WrongWidth
@@ -61,15 +61,15 @@ REFUSED = (
 
 @pytest.mark.parametrize("cut", range(1, len(OK)))
 def test_an_answer_may_be_cut_anywhere(cut: int) -> None:
-    answer = Answer()
-    assert answer.feed(OK[:cut]) is None
-    assert answer.feed(OK[cut:]) == OK
-    assert answer.feed(REFUSED) == REFUSED  # the connection goes on
+    reader = AnswerReader()
+    assert reader.feed(OK[:cut]) is None
+    assert reader.feed(OK[cut:]) == OK
+    assert reader.feed(REFUSED) == REFUSED  # the connection goes on
 
 
 def test_an_answer_may_come_byte_by_byte() -> None:
-    answer = Answer()
-    seen = [answer.feed(OK[place : place + 1]) for place in range(len(OK))]
+    reader = AnswerReader()
+    seen = [reader.feed(OK[place : place + 1]) for place in range(len(OK))]
     assert seen == [None] * (len(OK) - 1) + [OK]
 
 
@@ -84,7 +84,7 @@ def test_an_answer_may_come_byte_by_byte() -> None:
 )
 def test_other_answers_are_not_misread(received: bytes) -> None:
     with pytest.raises(AnswerNotUnderstood):
-        Answer().feed(received)
+        AnswerReader().feed(received)
 
 
 def test_a_problem_is_said_in_its_own_words() -> None:
