@@ -26,6 +26,7 @@ from benchmarks.http import models as http_models
 from benchmarks.http import tables
 from benchmarks.http.memory import measure_memory
 from benchmarks.http.models import Models
+from benchmarks.http.precision import with_precision
 from benchmarks.http.ratios import medians, ratios
 from benchmarks.http.run import Plan, measure
 from benchmarks.http.server_process import NotServing
@@ -40,14 +41,14 @@ PACKAGES = ("fastapi", "httptools", "numba", "numpy", "onnxruntime", "orjson", "
 def main() -> None:
     options = _options()
     if options.tables:
-        results = with_ratios(json.loads(options.out.read_text()))
+        results = with_precision(with_ratios(json.loads(options.out.read_text())))
         options.out.write_text(json.dumps(results, indent=1) + "\n")
         tables.update(options.tables, results)
         return
     if shutil.which(WRK) is None:
         sys.exit("wrk is needed: apt-get install wrk")
     with tempfile.TemporaryDirectory(prefix="http-benchmark-") as folder:
-        results = compare(options, Path(folder))
+        results = with_precision(compare(options, Path(folder)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     _say(tables.render(results))
