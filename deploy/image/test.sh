@@ -12,15 +12,15 @@
 set -euo pipefail
 
 target=${1:-service}
-checkout=$(cd "$(dirname "$0")/.." && pwd)
-checks=$checkout/deploy/image_checks
+checkout=$(cd "$(dirname "$0")/../.." && pwd)
+checks=$checkout/deploy/image/checks
 python=${PYTHON:-python3}
 user=10001:10001
 most_mb=450
 
 say() { printf -- '-- [%3d s] %s\n' "$SECONDS" "$*"; }
-fail() { printf 'prove-image: %s\n' "$*" >&2; exit 1; }
-cannot() { printf 'prove-image: %s\n' "$*" >&2; exit 77; } # nothing was tried
+fail() { printf 'image test: %s\n' "$*" >&2; exit 1; }
+cannot() { printf 'image test: %s\n' "$*" >&2; exit 77; } # nothing was tried
 
 case $target in service | trainer) ;; *) fail "the target is service or trainer, not $target" ;; esac
 missing=
@@ -163,7 +163,7 @@ enter() { # enter SOURCE:TARGET:ro|rw or '' COMMAND...
         exec chroot "$root" setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups \
             --no-new-privs --bounding-set=-all --inh-caps=-all \
             env --ignore-environment --chdir "$workdir" "$@"
-    ' prove-image "$root" "$user" "$workdir" "$@"
+    ' image-test "$root" "$user" "$workdir" "$@"
 }
 in_image() { # in_image MOUNT CHECK ARGUMENT...: one of the checks, by the image's own Python
     enter "$1" "${environment[@]}" python -c "$(cat "$checks/$2")" "${@:3}"
