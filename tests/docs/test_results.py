@@ -78,6 +78,18 @@ def test_whoever_is_compared_has_a_precision(title: str) -> None:
             assert f"({peer}; precision {precision[peer]:.3f} / " in ratios
 
 
+def test_servers_have_the_precision_of_their_models() -> None:
+    http, engines = results("http"), results("engines")
+    point = next(
+        each
+        for run in engines.values()
+        for each in run["contestants"]
+        if each.get("bundle") == "wt2-DS-64" and each["dial"] == {"experts": 1}
+    )
+    assert "runs/v2n/wt2-DS-64/1" in http["command"]
+    assert http["model"]["precision_at_1"] == {"sparse": point["precision"]["1"], "full": 1.0}
+
+
 def test_documents_name_their_command() -> None:
     page = (ROOT / summary.PAGE).read_text()
     assert "python -m benchmarks.summary" in page
