@@ -102,8 +102,8 @@ WORKDIR /srv
 COPY --from=service-venv /opt/venv /opt/venv
 COPY --from=project /models /models
 # Its user cannot write byte code, so what a start and a health check import is compiled here.
-RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli, service.server.forkserver, service.healthcheck, service.server, \
-    service.server.supervisor, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1
+RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli.main, service.healthcheck, service.server.forkserver, \
+    service.server.server, service.server.supervisor, service.server.worker, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1
 USER 10001:10001
 EXPOSE 8000
 CMD ["serve"]

@@ -96,8 +96,12 @@ def machine_line(run: Run) -> str:
 
 
 def ratio_table(run: Run) -> str:
+    """Where a peer stands beside a bundle, both have their precision at 1 with them."""
     bundles = run["ratios"]
+    precision = {point["name"]: point["precision"]["1"] for point in run["contestants"]}
     rows = [
+        ["precision at 1 against the full softmax (a full scan: 1)", ""]
+        + [f"{precision[each['ours']]:.3f}" for each in bundles],
         ["as accurate as the full softmax", ""]
         + ["yes" if each["as_accurate_as_full"] else "no" for each in bundles],
         ["speedup in FLOPs", ""] + [f"{each['flops_speedup']:.1f}x" for each in bundles],
@@ -105,15 +109,18 @@ def ratio_table(run: Run) -> str:
     for sign, figures in ((">=", AT_LEAST), ("<=", AT_MOST)):
         for key, (name, target) in figures.items():
             wanted = "" if target is None else f"{sign} {target:g}"
-            rows.append([name, wanted, *(_ratio(each, key) for each in bundles)])
+            rows.append([name, wanted, *(_ratio(each, key, precision) for each in bundles)])
     return table(["", "to reach", *(each["ours"] for each in bundles)], rows)
 
 
-def _ratio(bundle: dict[str, Any], key: str) -> str:
+def _ratio(bundle: dict[str, Any], key: str, precision: dict[str, float]) -> str:
     if bundle[key] is None:
         return "-"
     beside = bundle.get(f"{key}_name")
-    return f"{bundle[key]:.2f}" + (f" ({beside})" if beside else "")
+    if not beside:
+        return f"{bundle[key]:.2f}"
+    both = f"{precision[beside]:.3f} / {precision[bundle['ours']]:.3f}"
+    return f"{bundle[key]:.2f} ({beside}; precision {both})"
 
 
 def point_table(run: Run) -> str:

@@ -27,6 +27,7 @@ from benchmarks.http import head_cache, tables
 from benchmarks.http import models as http_models
 from benchmarks.http.memory import measure_memory
 from benchmarks.http.models import Models
+from benchmarks.http.precision import with_precision
 from benchmarks.http.ratios import medians, ratios
 from benchmarks.http.run import Plan, measure
 from benchmarks.http.servers import SERVERS, NotServing, Server, versions_of
@@ -41,7 +42,7 @@ PACKAGES = ("fastapi", "httptools", "numba", "numpy", "onnxruntime", "orjson", "
 def main() -> None:
     options = _options()
     if options.tables:
-        results = with_ratios(json.loads(options.out.read_text()))
+        results = with_precision(with_ratios(json.loads(options.out.read_text())))
         options.out.write_text(json.dumps(results, indent=1) + "\n")
         tables.update(options.tables, results)
         return
@@ -51,7 +52,7 @@ def main() -> None:
         if options.head_cache:
             results = _facts() | compare_head_cache(options, Path(folder))
         else:
-            results = compare(options, Path(folder))
+            results = with_precision(compare(options, Path(folder)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     _say(head_cache.render(results) if options.head_cache else tables.render(results))

@@ -38,13 +38,23 @@ def render(results: Mapping[str, Any]) -> str:
 
 def _conditions(results: Mapping[str, Any]) -> str:
     machine, model, plan = results["machine"], results["model"], results["plan"]
-    return (
+    said = (
         f"Measured on {machine['cores']} cores of an {machine['cpu']} by"
         f" `{results['command']}`, {plan['rounds']} rounds of {plan['seconds']} s a point, wrk on"
         f" the same machine. {model['n_classes']:,} classes, {model['hidden_size']} hidden,"
         f" {model['n_experts']} experts ({model['classes_scored_per_row']:,.0f} classes scored for"
         f" a row), top {model['k']}; {model['bundle']} bundle."
     )
+    if "precision_at_1" not in model:
+        return said
+    return said + " Beside a model: its precision at 1 against the full softmax."
+
+
+def _model(results: Mapping[str, Any], line: str) -> str:
+    """Sparse or full, and how often it names the full softmax's first class."""
+    model: str = results["lines"][line]["model"]
+    precision = results["model"].get("precision_at_1")
+    return model if precision is None else f"{model}, {precision[model]:.3f}"
 
 
 def _speed_table(results: Mapping[str, Any]) -> str:
@@ -69,7 +79,7 @@ def _by_place(results: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], st
         if any(key[0] == line for key in medians):
             found = [medians.get((line, *place)) for place in places]
             cells = [cell(point) if point else "errors" for point in found]
-            rows.append([line, about["model"], about["wire"], *cells])
+            rows.append([line, _model(results, line), about["wire"], *cells])
     heads = [f"{batch} / {concurrency}" for batch, concurrency in places]
     return _table(["server", "model", "body", *heads], rows)
 
@@ -97,8 +107,17 @@ def _ratio_table(results: Mapping[str, Any]) -> str:
     for ratio in results["ratios"]:
         value = "not measured" if ratio["value"] is None else f"{ratio['value']:.2f}"
         reached = {True: "yes", False: "no", None: ""}[ratio["reached"]]
-        rows.append([ratio["name"], value, _bound(ratio), reached, ratio["against"]])
+        rows.append([ratio["name"], value, _bound(ratio), reached, _against(results, ratio)])
     return _table(["ratio", "measured", "to reach", "reached", "against"], rows)
+
+
+def _against(results: Mapping[str, Any], ratio: Mapping[str, Any]) -> str:
+    """The line that decided; where it serves another model than ours, both models' precision."""
+    line = ratio["against"].partition(", batch ")[0]
+    precision = results["model"].get("precision_at_1")
+    if precision is None or results["lines"].get(line, {}).get("model") != "full":
+        return str(ratio["against"])
+    return f"{ratio['against']}; precision {precision['full']:.3f} / {precision['sparse']:.3f}"
 
 
 def _bound(ratio: Mapping[str, Any]) -> str:

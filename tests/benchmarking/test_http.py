@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.http import tables as http_tables
 from benchmarks.http.body_formats import WIRES
+from benchmarks.http.precision import with_precision
 from benchmarks.http.ratios import WANTED, Ratio, medians, ratios
 from benchmarks.http.servers import PEERS, SERVERS
 from benchmarks.http.wrk import LoadFailed, parse, write_script
@@ -220,6 +221,21 @@ def test_tables_say_what_was_measured_and_what_was_not() -> None:
     assert "- floor, batch 32, concurrency 16: errors in round 1 (2 timeout)" in text
     assert re.search(r"\| requests/s, ours / floor, batch 1, c 16 \| 12\.3[45] \|.* yes \|", text)
     assert "| not measured | at most 1.35 |" in text
+
+
+def test_models_of_different_precision_say_so(tmp_path: Path) -> None:
+    engines = tmp_path / "engines.json"
+    point = {"bundle": "ds", "dial": {"experts": 1}, "precision": {"1": 0.87}}
+    engines.write_text(json.dumps({"Corpus": {"contestants": [{"dial": {}}, point]}}))
+    found = results()
+    assert with_precision(found, engines) == found  # a bundle that was not measured there
+    found["command"] += " --bundle runs/ds/1"
+    found["lines"]["floor, full"] = {"model": "full", "wire": "raw"}
+    found["ratios"][0]["against"] = "floor, full, batch 1, c 1"
+    text = http_tables.render(with_precision(found, engines))
+    assert "| ours | sparse, 0.870 | npy | 12,345 |" in text
+    assert "| floor, full, batch 1, c 1; precision 1.000 / 0.870 |" in text
+    assert "| floor, batch 1, c 16 |" in text
 
 
 def test_every_row_of_a_table_has_all_its_cells() -> None:

@@ -211,22 +211,26 @@ def _markdown(summary: dict[str, Any]) -> str:
         + (f" ({summary['rows'][on]:,} rows)" if summary["rows"].get(on) else "")
         + ":",
         "",
-        "| layer | accuracy at 1 / 5 / 10 | none below full / control | FLOPs speedup | paper"
-        " | query | training |",
-        "|---|---|---|---|---|---|---|",
+        "| layer | label accuracy at 1 / 5 / 10 | none below full / control"
+        " | precision at 1 / 10 | FLOPs speedup | paper | query | training |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     if full:
         microseconds = _us(summary["full"]["latency_us"])
-        lines.append(f"| full softmax | {_shares(full)} | | 1x | | {microseconds} | |")
+        lines.append(
+            f"| full softmax | {_shares(full)} | | 1.000 / 1.000 | 1x | | {microseconds} | |"
+        )
     control = summary["control"]
     if control:
         lines.append(
             f"| full softmax, trained on{_elsewhere(control, on)}"
-            f" | {_shares(control['accuracy'])} | | 1x | | | {_seconds(control['train_seconds'])} |"
+            f" | {_shares(control['accuracy'])} | | {_precision(control)} | 1x | |"
+            f" | {_seconds(control['train_seconds'])} |"
         )
     lines += [
         f"| {_titled(entry)}{_elsewhere(entry, on)} | {_shares(entry['accuracy'])}"
         f" | {_yes(entry['not_below_full'])} / {_yes(entry['not_below_control'])}"
+        f" | {_precision(entry)}"
         f" | {_times(entry['flops_speedup'])} | {_times(entry['published_speedup'])}"
         f" | {_us(entry['latency_us'])} | {_seconds(entry['train_seconds'])} |"
         for entry in summary["headline"]
@@ -256,6 +260,11 @@ def _elsewhere(entry: dict[str, Any], split: str) -> str:
 
 def _shares(accuracy: dict[str, float]) -> str:
     return " / ".join(f"{accuracy[rank]:.4f}" for rank in RANKS)
+
+
+def _precision(entry: dict[str, Any]) -> str:
+    found = entry["precision"]
+    return "" if found is None else f"{found['1']:.3f} / {found['10']:.3f}"
 
 
 def _yes(value: bool | None) -> str:
