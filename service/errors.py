@@ -43,7 +43,7 @@ class NotSupported(DSSError):
     kind = Kind.BAD_REQUEST
 
 
-class BeyondHelp(DSSError):
+class NeedsRestart(DSSError):
     """The server ended by itself, because only a restart helps."""
 
 

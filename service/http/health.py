@@ -1,7 +1,7 @@
-"""Three probes with three meanings: the event loop runs, send me requests, starting is over.
+"""Three probes: /livez (the event loop runs), /readyz (send requests), /startupz (models are loaded).
 
-Whoever answers a probe is alive, so /livez asks nothing more: a process that only a restart would
-help ends itself (see `server.py`).
+A process that answers is alive, so /livez checks nothing more: one that needs a restart ends itself
+(see `server/server.py`).
 """
 
 from service.errors import DSSError, Kind
@@ -41,7 +41,7 @@ async def check_ready(state: AppState) -> None:
         raise NotReady(f"The engine of model {model.name}/{model.version} fails.")
 
 
-def beyond_help(state: AppState) -> str | None:
+def needs_restart(state: AppState) -> str | None:
     """Why only a restart helps, if so: the default model has lost thread after thread."""
     if not state.repository.loaded:
         return None
@@ -51,4 +51,5 @@ def beyond_help(state: AppState) -> str | None:
         return None
     if model.batcher.alive:
         return None
-    return f"The engine of model {model.name}/{model.version} is beyond help."
+    name = f"{model.name}/{model.version}"
+    return f"The engine of model {name} fails again and again; only a restart helps."

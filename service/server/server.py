@@ -24,7 +24,7 @@ from typing import Any
 
 import uvicorn
 
-from service.errors import BeyondHelp, ModelsFolderMissing, NotStarted
+from service.errors import ModelsFolderMissing, NeedsRestart, NotStarted
 from service.http import health
 from service.http.app import Application, create_app
 from service.server.watchdog import Watchdog
@@ -58,7 +58,7 @@ def serve(settings: Settings) -> None:
     if not server.started:
         raise NotStarted(f"The server could not start on {settings.host}:{settings.port}.")
     if server.failure is not None:
-        raise BeyondHelp(server.failure)
+        raise NeedsRestart(server.failure)
 
 
 def _tls_context(app: Application) -> Callable[[Any, Any], ssl.SSLContext] | None:
@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         self.watchdog.beat()
         if self.failure is None and not self.should_exit:
-            self.failure = health.beyond_help(self._state)
+            self.failure = health.needs_restart(self._state)
             if self.failure is not None:
                 logger.critical("%s", self.failure)
                 self.handle_exit(signal.SIGINT, None)

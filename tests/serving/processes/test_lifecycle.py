@@ -58,7 +58,7 @@ def test_sigterm_answers_what_is_under_way_and_ends_with_0_in_the_grace_time(
         assert server.process.wait(30) == 0
 
 
-ENGINE_BEYOND_HELP = """
+ENGINE_NEEDS_RESTART = """
 import sys
 sys.path.insert(0, {tests!r})
 from functools import partial
@@ -78,11 +78,11 @@ cli.main()
 """
 
 
-def test_an_engine_beyond_help_ends_the_process_with_a_sentence(
+def test_an_engine_that_needs_a_restart_ends_the_process_with_a_sentence(
     models: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    program = ENGINE_BEYOND_HELP.format(tests=str(TESTS), models=str(models), port=str(port))
+    program = ENGINE_NEEDS_RESTART.format(tests=str(TESTS), models=str(models), port=str(port))
     log = tmp_path / "log"
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -96,7 +96,7 @@ def test_an_engine_beyond_help_ends_the_process_with_a_sentence(
     finally:
         process.kill()
         process.wait()
-    assert "is beyond help." in log.read_text().splitlines()[-1]
+    assert "only a restart helps." in log.read_text().splitlines()[-1]
 
 
 def test_a_process_that_was_stopped_for_long_goes_on(models: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_worker_with_a_dead_engine_ends_by_itself(
         worker = WorkerServer(create_app(settings), settings, theirs, replaces=False)
         assert not asyncio.run(worker.on_tick(0))
 
-        monkeypatch.setattr(health, "beyond_help", lambda _: "An engine has died.")
+        monkeypatch.setattr(health, "needs_restart", lambda _: "An engine has died.")
         assert asyncio.run(worker.on_tick(1))
 
 
