@@ -1,4 +1,4 @@
-"""Three probes: /livez (the event loop runs), /readyz (send requests), /startupz (models are loaded).
+"""Three probes: /livez (the event loop runs), /readyz (send requests), /startupz (models loaded).
 
 A process that answers is alive, so /livez checks nothing more: one that needs a restart ends itself
 (see `server/server.py`).

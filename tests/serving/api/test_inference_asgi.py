@@ -14,14 +14,11 @@ import orjson
 import pytest
 from helpers.fake_engine import FakeEngine
 from helpers.tiny_bundle import WIDTH, rows_for, write_tiny
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
-from starlette.routing import Match
 
 from service.http import body as limits
 from service.http.app import Application, create_app
-from service.http.inference import native, routes
+from service.http.inference import native
 from service.settings import Limits, Queue, Settings
 from service.topk import TopK
 
@@ -135,40 +132,7 @@ def answer(app: Application, headers: Headers, *messages: Message, **more: Any) 
     return exchange
 
 
-# --- which paths are hot ---------------------------------------------------------------------
-
-SEGMENTS = st.sampled_from(
-    ["", "topk", "models", "versions", "v2", "infer", "tiny", "1", "%", ".", " ", "é", "topk "]
-)
-
-
-@given(st.lists(SEGMENTS, max_size=8))
-def test_a_path_is_dispatched_where_fastapi_has_an_inference_route(segments: list[str]) -> None:
-    path = "/" + "/".join(segments)
-    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
-    declared = [
-        (route.path, found["path_params"])
-        for route in ROUTES
-        for match, found in [route.matches(scope)]
-        if match == Match.FULL and "POST" in route.methods
-    ]
-    place = routes.find(path)
-    if place is None:
-        assert declared == []
-    else:
-        asked = {"name": place.name, "version": place.version}
-        given_ = {name: value for name, value in asked.items() if value is not None}
-        assert declared == [(place.route.template, given_)]
-
-
-ROUTES: list[Any] = [
-    route
-    for route in create_app(Settings(models=Path("none"))).routes
-    if getattr(route, "methods", None)
-]
-
-
-def test_a_path_that_only_looks_hot_is_not_answered(app: Application) -> None:
+def test_a_path_that_only_looks_like_inference_is_not_answered(app: Application) -> None:
     exchange = answer(app, JSON, chunk(BODY), path="/topk\n")
     assert exchange.status in (403, 404)
 
