@@ -1,7 +1,7 @@
 """`python -m service.healthcheck`: ends with status 0 if the server of this container is ready.
 
-It reads DSS_PORT and DSS_TLS__* from the environment, and imports little: it runs every few
-seconds. The server is asked on this host's own address, so its certificate is not verified.
+It reads DSS_PORT and DSS_TLS__* from the environment, and imports little, since it runs every few
+seconds. It connects to the loopback address, so the server's certificate is not verified.
 """
 
 import http.client  # not urllib, which would follow a proxy set in the environment
@@ -32,7 +32,7 @@ def _connection(env: Mapping[str, str]) -> http.client.HTTPConnection:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    if "DSS_TLS__CA" in env:  # clients must show a certificate, and the server's own is at hand
+    if "DSS_TLS__CA" in env:  # clients must present a certificate; the server's own will do
         context.load_cert_chain(env["DSS_TLS__CERT"], env["DSS_TLS__KEY"], lambda: _password(env))
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=SECONDS, context=context)
 

@@ -45,11 +45,11 @@ WITH_SECRETS = {"secrets": True}  # the context in which a dump of settings show
 
 
 class SettingsError(DSSError):
-    """A setting is unknown or has a value that cannot be."""
+    """A setting is unknown or has an impossible value."""
 
 
 def _share(value: object) -> object:
-    """In the environment it may be spelled like a switch."""
+    """In the environment a share may be given as true or false."""
     if isinstance(value, str):
         return {"true": 1.0, "false": 0.0}.get(value.lower(), value)
     return value
@@ -67,13 +67,13 @@ class Limits(BaseModel):
     max_rows: PositiveInt = 4096
     max_k: PositiveInt = 1000
     max_answers: PositiveInt = 2**20  # rows times k: bounds the size of an answer
-    # From the head's arrival to the answer; the header DSS-Timeout may ask for less.
+    # From the arrival of the request head to the answer; the header DSS-Timeout may ask for less.
     request_seconds: PositiveFloat = 30.0
-    # What a connection may take up. Slower clients are cut off.
+    # Limits of a connection; those of clients that are slower are closed.
     max_connections: PositiveInt = 10_000  # of each worker, and not more than its descriptors allow
     max_headers: PositiveInt = 100
     max_head_bytes: PositiveInt = 65_536
-    head_seconds: PositiveFloat = 10.0  # how long a head may take to arrive
+    head_seconds: PositiveFloat = 10.0  # how long a request head may take to arrive
     body_seconds: PositiveFloat = 30.0  # ... and a body
     read_seconds: PositiveFloat = 30.0  # how long a client may leave an answer unread
     # Bodies on their way in and answers not yet read, of all connections together.
@@ -108,12 +108,12 @@ class Drift(BaseModel):
 
 
 class Shadow(BaseModel):
-    """A sample of rows that the full softmax is asked about as well, beside the traffic."""
+    """A sample of query rows is also answered by the full softmax, and the answers compared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate: Share = 0.0
-    max_waiting_rows: PositiveInt = 256  # more are dropped
+    max_waiting_rows: PositiveInt = 256  # further rows are not compared
 
 
 class EngineSettings(BaseModel):
@@ -124,7 +124,7 @@ class EngineSettings(BaseModel):
     threads: PositiveInt | None = None
     # auto: compiled loops, or ONNX Runtime for bundles with approximated experts
     backend: Literal["auto", "compiled", "onnx"] = "auto"
-    # A call that takes so much longer than its rows should is given up, and what waits fails.
+    # A call that takes so much longer than expected is abandoned, and waiting requests fail.
     stuck_seconds: PositiveFloat = 0.8
 
 
@@ -133,13 +133,13 @@ class RepositorySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    poll_seconds: NonNegativeFloat = 2.0  # how often it is looked at; 0: only when asked to
-    # So many of a model's newest good versions stay loaded, and those with labels; 0: all.
+    poll_seconds: NonNegativeFloat = 2.0  # how often it is scanned; 0: only on request
+    # How many of a model's newest good versions stay loaded, besides those with aliases; 0: all.
     keep_versions: NonNegativeInt = 2
 
 
 class Key(BaseModel):
-    """`key` may be given instead of `sha256`; it is hashed at once and forgotten."""
+    """An API key. `key` may be given in place of `sha256`; only its hash is kept."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -164,18 +164,18 @@ class Key(BaseModel):
 
 
 class AccessSettings(BaseModel):
-    """Who may do what. Without any key all may query, and nobody may change the server."""
+    """What clients may do. Without keys, all may query and none may change the server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    keys_file: Path | None = None  # see keys.py; read again when it changes
+    keys_file: Path | None = None  # see http/auth/keys.py; read again when it changes
     keys: tuple[Key, ...] = ()  # besides the file's, for containers: DSS_ACCESS__KEYS='[{...}]'
     metrics: Literal["open", "query", "admin"] = "query"  # what /metrics needs if there are keys
-    open_admin: bool = False  # without keys, everyone may change the server
+    open_admin: bool = False  # without keys, all clients may change the server
 
 
 class TlsSettings(BaseModel):
-    """With a certificate and its key only TLS is spoken."""
+    """With a certificate and its key, the server speaks only TLS."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     workers: PositiveInt = 1  # processes that answer, each with its own engines; auto: one a CPU
     # Answers requests whose head is known byte for byte without parsing it; off: as uvicorn does.
     head_cache: bool = True
-    stuck_seconds: PositiveFloat = 10.0  # a process whose event loop stands still is ended
+    stuck_seconds: PositiveFloat = 10.0  # a process whose event loop is blocked so long is ended
     workers_folder: Path | None = None  # of the counts that workers share; None: in memory
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -284,6 +284,7 @@ def load(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> 
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    """pydantic-settings' own source would ignore a missing file, and a pipe, without an error."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

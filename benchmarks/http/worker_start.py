@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from benchmarks.http.server_process import PROC, NotServing, free_port, running, tree
+from benchmarks.http.servers import NotServing
+from service.bench.proc_stats import PROC, memory, tree
+from service.bench.server import free_port, last_line, running, without_settings
 from service.system.machine import machine
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +55,13 @@ def measure(checkout: Path, folder: Path) -> Measured:
     port, log = free_port(), folder / "log"
     command = [sys.executable, "-m", "service.cli", "serve", "--models", ROOT / "models"]
     arguments = ["--port", str(port), "--workers", str(WORKERS)]
+    env = without_settings() | {"PYTHONPATH": str(checkout)}
     started = monotonic()
-    with running([*command, *arguments], {"PYTHONPATH": str(checkout)}, checkout, log) as server:
+    with running([*command, *arguments], log, env, folder=checkout) as server:
         start_seconds = _wait_until_ready(port, log) - started
         workers = _workers(server.pid)
-        sizes = {pid: _memory(pid) for pid in tree(server.pid)}
+        everything, in_workers = memory(tree([server.pid])), memory(workers)
+        (supervisor,) = memory([server.pid])
         killed = monotonic()
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
@@ -67,10 +71,10 @@ def measure(checkout: Path, folder: Path) -> Measured:
     return Measured(
         start_seconds,
         replaced - killed,
-        statistics.mean(sizes[pid]["Pss"] for pid in workers),
-        sizes[server.pid]["Rss"],
-        sum(size["Pss"] for size in sizes.values()),
-        len(sizes),
+        worker_pss=statistics.mean(size["Pss"] for size in in_workers),
+        supervisor_rss=supervisor["Rss"],
+        total_pss=sum(size["Pss"] for size in everything),
+        processes=len(everything),
     )
 
 
@@ -86,19 +90,13 @@ def _wait_until_ready(port: int, log: Path) -> float:
         except (OSError, http.client.HTTPException):
             pass
         sleep(POLL_SECONDS)
-    raise NotServing(f"No worker answers: {log.read_text(errors='replace')[-500:]}")
+    raise NotServing(f"No worker answers: {last_line(log)}")
 
 
 def _workers(supervisor: int) -> list[int]:
     """Those of its descendants that have threads: neither it nor a fork server has any."""
-    found = (pid for pid in tree(supervisor) if pid != supervisor)
+    found = (pid for pid in tree([supervisor]) if pid != supervisor)
     return [pid for pid in found if len(list((PROC / str(pid) / "task").iterdir())) > 1]
-
-
-def _memory(pid: int) -> dict[str, int]:
-    lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-    pairs = (line.partition(":") for line in lines)
-    return {name: int(size.split()[0]) * 1024 for name, _, size in pairs}
 
 
 def main() -> None:

@@ -56,13 +56,18 @@ def tree(roots: Iterable[int]) -> list[int]:
 def usage(root: int) -> Usage:
     """Of a process and all that descend from it."""
     pids = tree([root])
-    sizes = [_sizes(text) for text in _read(pids, "smaps_rollup")]
+    sizes = memory(pids)
     return Usage(
         cpu_seconds=cpu_seconds(pids) or 0.0,
         rss_bytes=sum(size["Rss"] for size in sizes),
         pss_bytes=sum(size["Pss"] for size in sizes),
         processes=len(sizes),
     )
+
+
+def memory(pids: Iterable[int]) -> list[dict[str, int]]:
+    """Of each process, bytes by the names of smaps_rollup: Rss, Pss and more."""
+    return [_sizes(text) for text in _read(pids, "smaps_rollup")]
 
 
 def open_files(pid: int) -> list[str]:

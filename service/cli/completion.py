@@ -1,9 +1,9 @@
-"""`dss completion`: click knows how to complete, and has a script for each of these shells."""
+"""`dss completion`: prints click's completion script for a shell."""
 
 import click
 
 NAME = "dss"
-VARIABLE = "_DSS_COMPLETE"  # how the script asks `dss` for what could come next
+VARIABLE = "_DSS_COMPLETE"  # set by the script when it asks `dss` for completions
 
 
 @click.command()

@@ -1,17 +1,17 @@
-"""The group of all commands: where they are found, how help lists them, how failures are told.
+"""The group of all commands: finds them, lists them in help, and prints their failures.
 
-Some need torch, which a serving install does not have, so commands of others are entry points of
-the group `dss.commands`, and are imported only when one runs or help lists it.
+Some need torch, which a serving install does not have. So commands of other packages are entry
+points of the group `dss.commands`, imported only when one runs or help lists it.
 """
 
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import IO, Any
 
 import click
 
-from service.cli.help_page import Context, dressed
 from service.errors import DSSError
 from service.terminal import console, progress
 
@@ -24,7 +24,7 @@ START = (
     "dss export run models/own/1",
     "dss serve --models models",
 )
-STORY = {
+SECTIONS = {
     "Commands": (
         *("train", "export", "verify", "inspect", "evaluate", "report"),
         *("serve", "query", "bench"),
@@ -33,19 +33,19 @@ STORY = {
     "Operating": ("keys", "completion"),
 }
 OTHERS = "More"
-TOLD = tuple(name for names in STORY.values() for name in names)
+LISTED = tuple(name for names in SECTIONS.values() for name in names)
 
 
 class Failed(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
-        _tell_error(self.format_message(), file)
+        _print_error(self.format_message(), file)
 
 
 class Misused(click.UsageError):
-    """In one sentence, and then how it is used."""
+    """One sentence, then the usage."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        _tell_error(self.format_message(), file)
+        _print_error(self.format_message(), file)
         if self.ctx is not None:
             usage = self.ctx.get_usage()
             more = f"{self.ctx.command_path} --help says more."
@@ -61,20 +61,40 @@ class Interrupted(click.ClickException):
         click.echo(self.message, file, err=True)
 
 
+class HelpFormatter(click.HelpFormatter):
+    """Help in colours; where there is no terminal to show them, click removes them again."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        super().write_usage(prog, args, prefix or f"{click.style('Usage:', bold=True)} ")
+
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(click.style(heading, bold=True))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        coloured = [(click.style(first, fg="cyan"), second) for first, second in rows]
+        super().write_dl(coloured, col_max, col_spacing)
+
+
+class Context(click.Context):
+    formatter_class = HelpFormatter
+
+
 class CommandGroup(click.Group):
-    """A group that finds more commands by entry point, and says named failures in one sentence."""
+    """Finds more commands by entry point, and prints named failures as one sentence."""
 
     context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         found = {*super().list_commands(ctx), *_entry_points(ctx)}
-        told = [name for name in TOLD if name in found]
-        return told + sorted(found.difference(told))
+        listed = [name for name in LISTED if name in found]
+        return listed + sorted(found.difference(listed))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
         if own is not None:
-            return dressed(own)
+            return _with_help(own)
         entry_point = _entry_points(ctx).get(cmd_name)
         if entry_point is None:
             return None
@@ -82,7 +102,7 @@ class CommandGroup(click.Group):
             command: click.Command = entry_point.load()
         except ImportError as error:
             return _missing(cmd_name, error.name)
-        return dressed(command)
+        return _with_help(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -108,7 +128,7 @@ class CommandGroup(click.Group):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            raise _told(error, info_name) from error
+            raise _shown(error, info_name) from error
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -116,7 +136,7 @@ class CommandGroup(click.Group):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except (click.UsageError, DSSError, ModuleNotFoundError, KeyboardInterrupt) as error:
-            raise _told(error, ctx.invoked_subcommand) from error
+            raise _shown(error, ctx.invoked_subcommand) from error
         finally:
             progress.stop()
 
@@ -127,15 +147,15 @@ class CommandGroup(click.Group):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The story first, then what belongs to every command."""
+        """The commands first, then the options that all of them have."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        others = tuple(name for name in found if name not in TOLD)
+        others = tuple(name for name in found if name not in LISTED)
         width = max(map(len, found))
-        for title, names in {**STORY, OTHERS: others}.items():
+        for title, names in {**SECTIONS, OTHERS: others}.items():
             lines = [
                 (f"{name:<{width}}", command.get_short_help_str(formatter.width - width - 4))
                 for name in names
@@ -146,8 +166,17 @@ class CommandGroup(click.Group):
                     formatter.write_dl(lines)
 
 
-def _told(error: BaseException, command: str | None) -> click.ClickException:
-    """The failure as it is shown: one sentence, and a status that says of what kind it is."""
+def _with_help(command: click.Command) -> click.Command:
+    """The command and its subcommands, with this help."""
+    command.context_class = Context
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _with_help(inner)
+    return command
+
+
+def _shown(error: BaseException, command: str | None) -> click.ClickException:
+    """The failure as it is printed: one sentence, and an exit status for its kind."""
     if isinstance(error, click.NoSuchOption):
         close = error.possibilities or []
         return Misused(_unknown("option", error.option_name, close), error.ctx)
@@ -161,19 +190,19 @@ def _told(error: BaseException, command: str | None) -> click.ClickException:
 
 
 def _unknown(kind: str, name: str, close: list[str]) -> str:
-    """`close` are names like it, the closest first."""
+    """`close` are similar names, the closest first."""
     instead = f" Did you mean {close[0]!r}?" if close else ""
     return f"There is no {kind} {name!r}.{instead}"
 
 
-def _tell_error(message: str, file: IO[Any] | None) -> None:
+def _print_error(message: str, file: IO[Any] | None) -> None:
     ended = message if message.endswith((".", "?")) else f"{message}."
     error = click.style("Error:", fg="red", bold=True)
     click.echo(f"{error} {ended}", file, err=True, color=console.colour_choice())
 
 
 def _entry_points(ctx: click.Context) -> dict[str, EntryPoint]:
-    """Looked for once: all installed packages are asked."""
+    """Found once: it takes reading the metadata of all installed packages."""
     found: dict[str, EntryPoint] = ctx.meta.setdefault(ENTRY_POINTS, {})
     if not found:
         found.update({entry.name: entry for entry in entry_points(group=ENTRY_POINTS)})
@@ -185,7 +214,7 @@ def _needs(command: str | None, module: str | None) -> str:
 
 
 def _missing(name: str, module: str | None) -> click.Command:
-    """Stands in for a command that cannot be imported, and says what to install."""
+    """In place of a command that cannot be imported: says what to install."""
 
     def refuse(**_: object) -> None:
         raise Failed(_needs(name, module))

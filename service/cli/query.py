@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 URL = "http://localhost:8000"
-# What a server takes in one request, unless it is told to take less.
+# Of one request; a server's default limits allow as many.
 MOST_ROWS = 1024
 MOST_BYTES = 4 * 2**20
 
@@ -31,7 +31,7 @@ class NothingToAsk(DSSError):
 
 
 class Answer(Protocol):
-    """What both a client and a bundle give."""
+    """The answer of a server's client, or of a bundle."""
 
     @property
     def model(self) -> str: ...
@@ -152,11 +152,11 @@ def query(
         click.echo(table(answer, first))
 
 
-# --- whom to ask -------------------------------------------------------------------------------
+# --- the target ---------------------------------------------------------------------------------
 
 
 def _target(target: str, k: int, experts: int, **server: Any) -> tuple[Ask, Samples]:
-    """How to ask it, and how to get the samples it carries."""
+    """Functions that query the target and that read its sample rows."""
     if "://" in target:
         return _server(target, k, experts, **server)
     if not Path(target).is_dir():
@@ -255,7 +255,7 @@ def _ask_in_parts(ask: Ask, hidden: "NDArray[np.float32]") -> Answer:
     )
 
 
-# --- answers for programs, for files and for the eye -------------------------------------------
+# --- output: JSON, a plain table, a drawing -----------------------------------------------------
 
 
 def _print_json(answer: Answer) -> None:

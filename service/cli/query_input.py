@@ -1,6 +1,6 @@
-"""Rows to ask about, as a user has them: a .npy array, JSON or numbers in text; a file or stdin.
+"""Reads query rows from a file or stdin: a .npy array, JSON, or numbers in text.
 
-What it is shows in its first bytes, so names of files do not matter.
+The first bytes tell the format, so file names do not matter.
 
 B rows, D hidden.
 """

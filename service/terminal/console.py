@@ -1,7 +1,7 @@
-"""What is shown where. A result goes to stdout; whatever else there is to say goes to stderr.
+"""Prints results to stdout; everything else goes to stderr.
 
-Only a terminal gets colours and drawings, unless FORCE_COLOR asks for them; NO_COLOR and TERM=dumb
-forbid them. rich is imported where something is drawn, and nowhere else.
+Only a terminal gets colours and drawings, unless FORCE_COLOR is set; NO_COLOR and TERM=dumb forbid
+them. rich is imported only where something is drawn.
 """
 
 import json
@@ -25,12 +25,12 @@ json_option = click.option(
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """One that can move its cursor."""
+    """Whether it is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in DUMB
 
 
 def colour_choice() -> bool | None:
-    """Colours everywhere, nowhere or, if there was no choice, on terminals."""
+    """Colours everywhere (True), nowhere (False) or only on terminals (None)."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -39,7 +39,7 @@ def colour_choice() -> bool | None:
 
 
 def draws() -> bool:
-    """Whether a result is drawn for the eye. Otherwise it is plain, narrow text."""
+    """Whether results are drawn with colours and bars. Otherwise they are plain, narrow text."""
     return is_terminal(sys.stdout) or colour_choice() is True
 
 
@@ -62,7 +62,7 @@ def show(*parts: "RenderableType") -> None:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> "Table":
-    """Names and what they are, in two columns."""
+    """Names and values, in two columns."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))

@@ -1,4 +1,4 @@
-"""What commands tell on the way to their result. Bars, where there are any, make room for it."""
+"""Prints messages while a command runs, above its progress bars if there are any."""
 
 import sys
 from collections.abc import Callable
@@ -9,23 +9,23 @@ from service.terminal import console, progress
 
 
 def say(text: str) -> None:
-    """To stderr, which is for everything that is no result."""
+    """To stderr: it is no part of the result."""
     with progress.hidden():
         click.echo(text, err=True)
 
 
 def print_line(text: str) -> None:
-    """A line of a result that comes bit by bit."""
+    """To stdout: a line of a result that is printed while the command runs."""
     with progress.hidden():
         click.echo(text)
 
 
 def teller(as_json: bool) -> Callable[[str], None]:
-    """How such lines are told: where JSON will be the result, they are none."""
+    """How such lines are printed; if the result is JSON, they are no part of it."""
     return say if as_json else print_line
 
 
 def suggest(command: str) -> None:
-    """What comes next in the story, for whoever looks on."""
+    """Print the command that usually comes next, if a person is looking."""
     if console.is_terminal(sys.stderr):
         say(click.style(f"Next: {command}", dim=True))

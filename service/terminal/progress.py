@@ -1,6 +1,6 @@
-"""Bars with the time left, on a terminal's stderr. Elsewhere nothing is drawn.
+"""Progress bars with the time left, on stderr if it is a terminal; elsewhere nothing is drawn.
 
-Loops inside loops share one display. It vanishes when the outermost one ends.
+Nested loops share one display, which is cleared when the outermost loop ends.
 """
 
 import sys
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Bar:
-    """One that is not drawn."""
+    """A bar that is not drawn."""
 
     def describe(self, text: str) -> None:
         pass
@@ -47,10 +47,9 @@ _display: "Progress | None" = None
 def bar(
     description: str, total: int | None, *, done: int = 0, steady: bool = False
 ) -> Iterator[Bar]:
-    """A bar to advance; without a total it only shows that something goes on.
+    """A bar to advance; without a total it only shows that work is going on.
 
-    A steady one is drawn when it advances and at no other time, so that what is timed between is
-    not disturbed.
+    A steady bar is drawn only when it advances, so that it does not disturb what is timed between.
     """
     if not console.is_terminal(sys.stderr):
         yield Bar()
@@ -76,7 +75,7 @@ def each(items: Sequence[Item], description: str, *, steady: bool = False) -> It
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Take the bars off the screen while something else is written."""
+    """Clear the bars while something else is written."""
     if _display is not None:
         _display.stop()
     try:
@@ -87,7 +86,7 @@ def hidden() -> Iterator[None]:
 
 
 def stop() -> None:
-    """Clear the display, if there is one: a loop that failed may have left it."""
+    """Clear the display that a failed loop may have left."""
     global _display
     display, _display = _display, None
     if display is not None:

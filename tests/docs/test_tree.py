@@ -41,7 +41,6 @@ TOO_LONG = frozenset(
         "service/batching/batcher.py",
         "service/engine/kernels/float_products.py",
         "service/engine/kernels/search.py",
-        "service/server/supervisor.py",
         "service/telemetry/metrics/registry.py",
         "tests/serving/batching/test_batcher.py",
         "tests/serving/engine/test_svd_experts.py",

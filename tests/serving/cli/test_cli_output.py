@@ -17,7 +17,7 @@ from helpers.paths import ROOT
 
 from service.bundle import Bundle
 from service.cli import inspect
-from service.cli.group import START, STORY
+from service.cli.group import SECTIONS, START
 from service.cli.main import cli
 
 ESCAPE = "\x1b["
@@ -55,10 +55,10 @@ def bundle(run: Path) -> Path:
 
 def test_help_tells_the_story() -> None:
     shown = dss("--help").stdout
-    told = [name for names in STORY.values() for name in names]
+    told = [name for names in SECTIONS.values() for name in names]
     assert re.findall(r"^  ([a-z]+) +[A-Z]", shown, flags=re.MULTILINE) == told
     assert re.findall(r"^  (dss .*)$", shown, flags=re.MULTILINE) == list(START)
-    for word in ("From a model to a served layer:", *(f"{title}:" for title in STORY), "130"):
+    for word in ("From a model to a served layer:", *(f"{title}:" for title in SECTIONS), "130"):
         assert word in shown
     assert "..." not in shown.split("Commands:")[1]  # every line is whole
     assert max(map(len, shown.splitlines())) < 80
@@ -83,7 +83,7 @@ def test_help_imports_nothing_slow() -> None:
         assert f"'{slow}'" not in loaded
 
 
-@pytest.mark.parametrize("command", [name for names in STORY.values() for name in names])
+@pytest.mark.parametrize("command", [name for names in SECTIONS.values() for name in names])
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0

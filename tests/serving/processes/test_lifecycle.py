@@ -1,4 +1,4 @@
-"""How a server ends: told to, told twice, and because nothing else helps."""
+"""How a server ends: after one signal, after two, and by itself when only a restart helps."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The process's last resort, in processes of their own."""
+"""The watchdog, in processes of their own."""
 
 import subprocess
 import sys

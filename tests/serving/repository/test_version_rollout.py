@@ -168,7 +168,7 @@ def test_rolling_back_is_pointing_the_label_back(
     assert 'dss_model_label_version{label="default",model="labelled"} 2.0' in (
         client.get("/metrics").text
     )
-    # The file is the truth, whoever writes it.
+    # The file alone says where aliases point, also if it is written by hand.
     (folder / "labelled" / "labels.json").write_text('{"stable": 3}')
     wait_until(lambda: client.get("/models/labelled").json()["labels"] == {"stable": 3})
     assert answers(client, "labelled") == 3
