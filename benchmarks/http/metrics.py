@@ -56,7 +56,7 @@ def request_microseconds(concurrency: int) -> float:
 def main(bundle: Path, out: Path, document: Path | None) -> None:
     made = bundles.read(bundle)
     metrics = Metrics(CollectorRegistry())
-    model, cell = metrics.model("model", 1, made), metrics.http.cell("/topk", "POST", 200)
+    model, cell = metrics.model("model", 1, made), metrics.http.counter("/topk", "POST", 200)
     hidden = np.random.default_rng(0).normal(size=(max(JOINED), made.manifest.hidden_size))
     engine = Engine(made)
     answered = call_microseconds(cell.answered, 1e-4)

@@ -27,7 +27,7 @@ from service import settings
 from service.http.middleware.observe import ObserveRequests
 from service.telemetry import log_queue, logging_setup, request_ids
 from service.telemetry.access_log import AccessLog, summary
-from service.telemetry.log_queue import LogWriter
+from service.telemetry.log_queue import LogQueue
 from service.telemetry.logging_setup import JsonLines, TextLines
 from service.telemetry.metrics.registry import Metrics
 from service.telemetry.request_events import RequestEvent, Sampling
@@ -352,7 +352,7 @@ def test_an_unforeseen_failure_is_logged_under_the_requests_name(
     async def receive() -> Message:
         return {"type": "http.request"}
 
-    writer = LogWriter(pipe.into)
+    writer = LogQueue(pipe.into)
     writer.setFormatter(JsonLines())
     logging.getLogger("service").addHandler(writer)
     headers = [(b"x-request-id", b"mine"), (b"authorization", b"Bearer hidden")]

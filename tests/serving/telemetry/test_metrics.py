@@ -20,9 +20,10 @@ from service.engine.kernels.call_counts import EXPERT_SECONDS, SECONDS
 from service.shared_state import worker_table
 from service.shared_state.counters import SharedCounters
 from service.shared_state.worker_table import WorkerTable
-from service.telemetry.metrics import registry as metrics
+from service.telemetry.metrics import model as model_metrics
+from service.telemetry.metrics.model import ModelMetrics, Statistics
 from service.telemetry.metrics.process import Processes
-from service.telemetry.metrics.registry import Metrics, ModelMetrics, Statistics
+from service.telemetry.metrics.registry import Metrics
 from service.topk import TopK
 
 TINY = {"model": "tiny", "version": "1"}
@@ -435,7 +436,7 @@ def test_statistics_are_of_all_workers_and_the_last_call_is_the_latest(
     ]
     assert workers[2].statistics.last == 0
     for worker, now in zip(workers[:2], (2000.5, 1000.0), strict=True):
-        monkeypatch.setattr(metrics, "time", lambda now=now: now)
+        monkeypatch.setattr(model_metrics, "time", lambda now=now: now)
         worker.executed([0.0], 2, 0.5, result_of(0.0, [2, 0, 0], [0.1, 0.0, 0.0]))
         worker.failed(1.0)
     found = workers[2].statistics
