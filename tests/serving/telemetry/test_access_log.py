@@ -92,7 +92,7 @@ def test_a_request_that_was_refused_has_what_it_came_to(caplog: pytest.LogCaptur
     refused = EVENT._replace(
         status=504, reason="deadline_exceeded", experts=None, started=0.0, computed=0.0
     )
-    LoggingAndTracing(AccessLog()).finished(refused)
+    LoggingAndTracing(AccessLog()).record(refused)
     [line] = logged(caplog)
     assert (line["level"], line["reason"]) == ("warning", "deadline_exceeded")
     assert "experts" not in line
@@ -107,7 +107,7 @@ def test_what_is_worse_has_a_higher_level(
     caplog: pytest.LogCaptureFixture, status: int, seconds: float, level: str
 ) -> None:
     caplog.set_level("INFO")
-    LoggingAndTracing(AccessLog(1.0, slow_seconds=1.0)).finished(
+    LoggingAndTracing(AccessLog(1.0, slow_seconds=1.0)).record(
         EVENT._replace(status=status, finished=EVENT.arrived + seconds)
     )
     assert [line["level"] for line in logged(caplog)] == [level]
@@ -129,7 +129,7 @@ def test_an_event_is_sampled_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_cannot_be_logged_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     broken: Any = ["no array"]
     sampling = Sampling(logged=True, trace_id=0)
-    LoggingAndTracing(AccessLog(1.0)).finished(
+    LoggingAndTracing(AccessLog(1.0)).record(
         EVENT._replace(experts=broken, arrived=None, sampling=sampling)
     )
     assert "could not be logged or traced" in caplog.text

@@ -51,9 +51,9 @@ def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
 
 def test_a_worker_goes_on_in_the_files_of_the_dead_one(tmp_path: Path) -> None:
     SharedCounters(tmp_path, 0).block(KEY, 2)[:] = (1, 2)
-    heir = SharedCounters(tmp_path, 0)
-    heir.block(KEY, 2)[0] += 1
-    assert [block.values.tolist() for block in heir.blocks()] == [[2, 2]]
+    successor = SharedCounters(tmp_path, 0)
+    successor.block(KEY, 2)[0] += 1
+    assert [block.values.tolist() for block in successor.blocks()] == [[2, 2]]
 
 
 def test_a_block_may_need_more_cells_than_the_dead_ones(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_room_is_taken_before_counters_are_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    heir = SharedCounters(tmp_path, 0)
-    heir.block(KEY, 1000)[999] = 5
+    successor = SharedCounters(tmp_path, 0)
+    successor.block(KEY, 1000)[999] = 5
     assert path.stat().st_size == before
-    assert [block.values.sum() for block in heir.blocks()] == [1, 5], "what was counted stays"
+    assert [block.values.sum() for block in successor.blocks()] == [1, 5], "what was counted stays"
 
 
 def test_totals_are_by_key() -> None:

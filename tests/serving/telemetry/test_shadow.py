@@ -51,7 +51,7 @@ def test_hits_are_counted_at_each_number_of_places() -> None:
     assert {k for _, k, _ in engine.calls} == {10}
 
 
-def test_rows_are_asked_for_with_their_own_dial() -> None:
+def test_rows_are_asked_for_with_their_own_number_of_experts() -> None:
     engine = FakeEngine()
     counters = np.zeros(shadow.size(engine))
     made = Shadow(engine, FakeEngine(), counters, rate=1.0, most_rows=100)

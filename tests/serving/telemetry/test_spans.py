@@ -226,7 +226,7 @@ def test_warnings_are_repeated_after_a_while(caplog: pytest.LogCaptureFixture) -
     for number in range(4):
         warnings.handle(logging.makeLogRecord({"msg": f"no. {number}", "levelno": 40}))
     said = [record.getMessage() for record in caplog.records]
-    # Threads of other tests may still complain of a collector of theirs.
+    # Threads of other tests may still warn of a collector of theirs.
     assert [line for line in said if "no. " in line] == [
         "Of traces: no. 0",
         "Of traces: no. 3 (Since the last time 2 such messages.)",
