@@ -56,10 +56,10 @@ def request_microseconds(concurrency: int) -> float:
 def main(bundle: Path, out: Path, document: Path | None) -> None:
     made = bundles.read(bundle)
     metrics = Metrics(CollectorRegistry())
-    model, cell = metrics.model("model", 1, made), metrics.http.cell("/topk", "POST", 200)
+    model, counter = metrics.model("model", 1, made), metrics.http.counter("/topk", "POST", 200)
     hidden = np.random.default_rng(0).normal(size=(max(JOINED), made.manifest.hidden_size))
     engine = Engine(made)
-    answered = call_microseconds(cell.answered, 1e-4)
+    answered = call_microseconds(counter.answered, 1e-4)
     results = []
     for requests, concurrency in zip(JOINED, (1, 16), strict=True):
         result = engine.topk(hidden[:requests].astype(np.float32), 10)

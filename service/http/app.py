@@ -122,7 +122,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = state
-    app.log_level = LogLevel(metrics.cells)
+    app.log_level = LogLevel(metrics.counters)
     app.tls = Tls(settings.tls, metrics.tls_reload_failed.set) if settings.tls.cert else None
     crossing = cors_options(settings.cors)
     app.outermost = app.dispatch if crossing is None else CORSMiddleware(app.dispatch, **crossing)
@@ -180,7 +180,7 @@ def _manager(
         board: DesiredStateStore = LocalStateStore()
         snapshot: Snapshot = snapshots.private_copy
     else:
-        board = SharedStateStore(shared, metrics.cells, partial(worker_table.read, shared))
+        board = SharedStateStore(shared, metrics.counters, partial(worker_table.read, shared))
         snapshot = SharedSnapshots(shared / "snapshots")
     opener = partial(
         open_model,

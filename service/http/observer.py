@@ -64,13 +64,13 @@ class ObservedRequest(ABC):
     def record(self, status: int, finished: float) -> None:
         """Has the request logged and traced, if it is sampled."""
         recorder, trace = self._recorder, self._trace
-        if not (recorder.watching or status >= 500):
+        if not (recorder.records_successes or status >= 500):
             return
         seconds = finished - self.arrived
-        sampling = recorder.wanted(status, seconds, trace.traceparent, trace.tracestate)
+        sampling = recorder.sample(status, seconds, trace.traceparent, trace.tracestate)
         if sampling is None:
             return
-        recorder.finished(
+        recorder.record(
             RequestEvent(
                 status=status,
                 request_id=self.request_id.decode(),
@@ -78,7 +78,7 @@ class ObservedRequest(ABC):
                 tracestate=_text(trace.tracestate),
                 arrived=self.arrived,
                 finished=finished,
-                wanted=sampling,
+                sampling=sampling,
                 **self.details(),
             )
         )

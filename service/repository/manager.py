@@ -90,7 +90,7 @@ class ModelManager:
         }
         self._repository.switch(entries)
         self._update_metrics(before, entries)
-        self._metrics.forget_strangers()
+        self._metrics.forget_unloaded()
         self._acknowledge(desired)
 
     async def run(self) -> None:

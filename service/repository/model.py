@@ -18,7 +18,8 @@ from service.errors import AnswersNotFinite
 from service.repository.class_index import ClassIndex
 from service.settings import Settings
 from service.telemetry.metrics import shadow
-from service.telemetry.metrics.registry import Metrics, ModelMetrics
+from service.telemetry.metrics.model import ModelMetrics
+from service.telemetry.metrics.registry import Metrics
 from service.telemetry.metrics.shadow import Shadow
 from service.topk import TopKEngine
 

@@ -14,30 +14,30 @@ logger = logging.getLogger("service.access")
 
 TOP = 3  # experts named in a line
 LONGEST_PATH = 256
-IDS = 1 << 64  # how many there are of a trace id's lower half
+IDS = 1 << 64  # values of a trace id's lower half
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
-# A server that is full or starting is no surprise.
+# Logged as warnings: a server may be full or starting.
 EXPECTED = (503, 504)
 
 
 class AccessLog:
-    """`share` of all requests are logged, in equal distances."""
+    """Logs a `share` of all requests, evenly spread."""
 
     def __init__(self, share: float = 0.0, slow_seconds: float | None = None) -> None:
-        self.watching = share > 0.0 or slow_seconds is not None
+        self.logs_successes = share > 0.0 or slow_seconds is not None
         self._share = share
         self._slow_seconds = float("inf") if slow_seconds is None else slow_seconds
-        self._due = 0.0  # of the next line: it is written at 1
+        self._due = 0.0  # how much of the next line is due: it is written at 1
 
-    def wants(self, status: int, seconds: float) -> bool:
+    def is_logged(self, status: int, seconds: float) -> bool:
         self._due += self._share
         if self._due >= 1.0:
             self._due -= 1.0
             return True
         return status >= 500 or seconds >= self._slow_seconds
 
-    def wants_traced(self, status: int, seconds: float, trace_id: int) -> bool:
+    def is_logged_by_trace(self, status: int, seconds: float, trace_id: int) -> bool:
         """The id decides, as it does for traces: of two shares the smaller is in the larger."""
         by_id = trace_id % IDS < self._share * IDS
         return by_id or status >= 500 or seconds >= self._slow_seconds

@@ -1,6 +1,7 @@
-"""How much is logged, which may be changed while the server runs.
+"""The log level, which can be changed while the server runs.
 
-Several workers agree by cells: whoever was told last is right, and the others look once a second.
+Each worker notes in its counters when it was told to change and to which level; once a second every
+worker takes over the latest change.
 """
 
 import logging
@@ -9,15 +10,15 @@ from time import time
 from service.shared_state.counters import Counters
 
 KEY = ("log level",)
-MOMENT, LEVEL = 0, 1
+CHANGED, LEVEL = 0, 1
 
 
 class LogLevel:
     """The root logger's level, in all workers."""
 
-    def __init__(self, cells: Counters) -> None:
-        self._cells = cells
-        self._own = cells.block(KEY, 2)
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._own = counters.block(KEY, 2)
 
     @property
     def now(self) -> int:
@@ -25,13 +26,12 @@ class LogLevel:
 
     def change(self, level: int) -> None:
         self._own[LEVEL] = level
-        self._own[MOMENT] = time()
+        self._own[CHANGED] = time()
         logging.getLogger().setLevel(level)
 
     def follow(self) -> None:
-        """Do as the worker that was told last."""
-        told = max(
-            (sheet.values for sheet in self._cells.blocks(KEY)), key=lambda cells: cells[MOMENT]
-        )
-        if told[MOMENT] and self.now != told[LEVEL]:
-            logging.getLogger().setLevel(int(told[LEVEL]))
+        """Take over the latest change of any worker."""
+        blocks = (block.values for block in self._counters.blocks(KEY))
+        latest = max(blocks, key=lambda values: values[CHANGED])
+        if latest[CHANGED] and self.now != latest[LEVEL]:
+            logging.getLogger().setLevel(int(latest[LEVEL]))

@@ -1,6 +1,6 @@
 """Logging for a server, one line per event; `dss serve` configures it, nothing does at import.
 
-A line holds the message and, beside it, whatever was given as `extra`, the request's name if one is
+A line holds the message and, beside it, whatever was given as `extra`, the request's id if one is
 being handled, and the worker's number if there are several.
 """
 
@@ -17,14 +17,14 @@ import orjson
 from service.errors import DSSError
 from service.settings import Settings
 from service.telemetry import request_ids
-from service.telemetry.log_queue import LogWriter
+from service.telemetry.log_queue import LogQueue
 
 LEVELS = ("debug", "info", "warning", "error")
-TALKATIVE = ("asyncio", "numba", "urllib3")  # never say more than info
+VERBOSE = ("asyncio", "numba", "urllib3")  # never log below info
 
 # What every record has; anything else was given as `extra`.
-USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-UNWANTED = {"color_message"}  # uvicorn's message again, with escape codes
+STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+DROPPED = {"color_message"}  # uvicorn's message again, with escape codes
 
 Fields = dict[str, Any]
 
@@ -39,7 +39,7 @@ class Current(NamedTuple):
 
 
 class Installed(NamedTuple):
-    writer: LogWriter
+    queue: LogQueue
     format: str
 
 
@@ -51,13 +51,13 @@ def configure(settings: Settings, worker: int | None = None) -> None:
     global _installed
     remove()
     formatter = JsonLines(worker) if settings.log_format == "json" else TextLines(worker)
-    writer = LogWriter(_stderr())
-    writer.setFormatter(formatter)
-    logging.getLogger().addHandler(writer)
+    queue = LogQueue(_stderr())
+    queue.setFormatter(formatter)
+    logging.getLogger().addHandler(queue)
     logging.captureWarnings(True)
-    _installed = Installed(writer, settings.log_format)
+    _installed = Installed(queue, settings.log_format)
     set_level(settings.log_level)
-    for name in TALKATIVE:
+    for name in VERBOSE:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
@@ -66,25 +66,25 @@ def remove() -> None:
     global _installed
     if _installed is not None:
         logging.captureWarnings(False)
-        logging.getLogger().removeHandler(_installed.writer)
-        _installed.writer.close()
+        logging.getLogger().removeHandler(_installed.queue)
+        _installed.queue.close()
         _installed = None
 
 
 def wait() -> None:
-    """Until what was logged is written; for a process that ends without saying goodbye."""
+    """Until what was logged is written; for a process that ends by `os._exit`."""
     if _installed is not None:
-        _installed.writer.wait()
+        _installed.queue.wait()
 
 
-def count_dropped(tell: Callable[[int], None]) -> None:
-    """Tell of lines that could not be written, as often as there are some."""
+def count_dropped(count: Callable[[int], None]) -> None:
+    """Call `count` with the number of lines dropped so far, and for each one to come."""
     if _installed is not None:
-        _installed.writer.count_dropped(tell)
+        _installed.queue.count_dropped(count)
 
 
 def set_level(name: str) -> None:
-    """Log from now on only what is at least so important."""
+    """From now on log only what has at least this level."""
     if name not in LEVELS:
         raise UnknownLevel(f"The log level must be one of {', '.join(LEVELS)}.")
     level = logging.getLevelNamesMapping()[name.upper()]
@@ -156,7 +156,7 @@ def _fields(record: logging.LogRecord, worker: int | None) -> Fields:
     found = {
         name: value
         for name, value in vars(record).items()
-        if name not in USUAL and name not in UNWANTED
+        if name not in STANDARD and name not in DROPPED
     }
     request_id = request_ids.current.get()
     if request_id is not None:

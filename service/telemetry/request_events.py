@@ -1,4 +1,4 @@
-"""What became of a request, told to whoever keeps logs or traces."""
+"""What became of a request, and the interface of what logs and traces it."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class Sampling(NamedTuple):
-    """What shall be kept of a request. Decided once: the event carries it."""
+    """Whether a request is logged and traced. Decided once: its event carries it."""
 
     logged: bool
     trace_id: int  # 0: without a trace
@@ -39,40 +39,39 @@ class RequestEvent(NamedTuple):
     computed: float = 0.0  # its end
     gate_seconds: float = 0.0  # of that call
     expert_seconds: float = 0.0
-    path: str = ""  # as the client wrote it; empty if nobody kept it
-    wanted: Sampling | None = None  # what the journal said; None: it was not asked yet
+    path: str = ""  # as the client wrote it; empty if it was not kept
+    sampling: Sampling | None = None  # None: not decided yet
 
 
 class RequestRecorder(Protocol):
     @property
-    def watching(self) -> bool:
-        """Whether good answers are of interest; failures with status 5xx always are."""
+    def records_successes(self) -> bool:
+        """Whether requests that did not fail may be recorded; those with status 5xx always are."""
 
     @property
     def tracing(self) -> bool:
         """Whether there are traces."""
 
-    def wanted(
+    def sample(
         self,
         status: int,
         seconds: float,
         traceparent: str | bytes | None = None,
         tracestate: str | bytes | None = None,
     ) -> Sampling | None:
-        """What shall be kept of a request with this outcome; None, most often, is nothing.
+        """Decide whether a request with this outcome is recorded; None, most often, is no.
 
-        Ask before the work of making an event, once for each request, since asking counts it, and
-        put what it says into the event:
+        Call it before the work of making an event, once for each request, since it counts them:
 
-            wanted = journal.wanted(status, seconds, traceparent, tracestate)
-            if wanted is not None:
-                journal.finished(Event(..., wanted=wanted))
+            sampling = recorder.sample(status, seconds, traceparent, tracestate)
+            if sampling is not None:
+                recorder.record(RequestEvent(..., sampling=sampling))
         """
 
-    def finished(self, event: RequestEvent) -> None:
+    def record(self, event: RequestEvent) -> None:
         """Called on the event loop, when the answer is handed to the connection.
 
-        An event that does not say what is wanted is sampled here.
+        An event without a sampling is sampled here.
         """
 
     def close(self) -> None:
@@ -80,9 +79,9 @@ class RequestRecorder(Protocol):
 
 
 class NoRecorder:
-    watching = tracing = False
+    records_successes = tracing = False
 
-    def wanted(
+    def sample(
         self,
         status: int,
         seconds: float,
@@ -92,7 +91,7 @@ class NoRecorder:
         del status, seconds, traceparent, tracestate
         return None
 
-    def finished(self, event: RequestEvent) -> None:
+    def record(self, event: RequestEvent) -> None:
         pass
 
     def close(self) -> None:

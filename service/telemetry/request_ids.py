@@ -1,4 +1,4 @@
-"""Names for requests: the client's own, if it sent one that is fit to be logged, or a new one."""
+"""Ids of requests: the client's own, if it sent one that is fit to be logged, or a new one."""
 
 import itertools
 import os
@@ -8,19 +8,19 @@ from contextvars import ContextVar
 HEADER = b"x-request-id"
 FIT = re.compile(rb"[!-~]{1,128}")
 
-# Of the request that is being handled, for the log; hot paths do not take the time to set it.
+# Of the request that is being handled, for the log; inference requests do not set it.
 current: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _process = os.urandom(6).hex().encode()
 _numbers = itertools.count(1)
 
 
-def _rename() -> None:
+def _new_process_name() -> None:
     global _process
     _process = os.urandom(6).hex().encode()
 
 
-os.register_at_fork(after_in_child=_rename)  # workers are forked
+os.register_at_fork(after_in_child=_new_process_name)  # workers are forked
 
 
 def new() -> bytes:

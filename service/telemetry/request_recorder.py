@@ -1,4 +1,4 @@
-"""The journal of a real server: an access log, and traces if they are asked for."""
+"""Records requests: in the access log, and as traces if the environment asks for them."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOGGED = Sampling(logged=True, trace_id=0)
+LOGGED_ONLY = Sampling(logged=True, trace_id=0)
 
 
 def logging_and_tracing(settings: Settings) -> "LoggingAndTracing":
@@ -28,9 +28,9 @@ class LoggingAndTracing:
         self._log = log
         self._traces = traces
         self.tracing = traces is not None
-        self.watching = log.watching or self.tracing
+        self.records_successes = log.logs_successes or self.tracing
 
-    def wanted(
+    def sample(
         self,
         status: int,
         seconds: float,
@@ -39,27 +39,29 @@ class LoggingAndTracing:
     ) -> Sampling | None:
         traces = self._traces
         if traces is None:
-            return LOGGED if self._log.wants(status, seconds) else None
+            return LOGGED_ONLY if self._log.is_logged(status, seconds) else None
         trace_id, recorded = traces.decide(_text(traceparent), _text(tracestate))
-        logged = self._log.wants_traced(status, seconds, trace_id)
+        logged = self._log.is_logged_by_trace(status, seconds, trace_id)
         if logged or recorded:
             return Sampling(logged, trace_id if recorded else 0)
         return None
 
-    def finished(self, event: RequestEvent) -> None:
-        wanted = event.wanted
+    def record(self, event: RequestEvent) -> None:
+        sampling = event.sampling
         try:
-            if wanted is None:
+            if sampling is None:
                 seconds = event.finished - event.arrived
-                wanted = self.wanted(event.status, seconds, event.traceparent, event.tracestate)
-                if wanted is None:
+                sampling = self.sample(event.status, seconds, event.traceparent, event.tracestate)
+                if sampling is None:
                     return
-            if wanted.trace_id and self._traces is not None:
-                self._traces.record(event, wanted.trace_id)
-            if wanted.logged:
-                self._log.write(event, wanted.trace_id)
-        except Exception:  # the request must not suffer from it
-            logger.exception("A request to %s could not be written down.", event.route)
+            if sampling.trace_id and self._traces is not None:
+                self._traces.record(event, sampling.trace_id)
+            if sampling.logged:
+                self._log.write(event, sampling.trace_id)
+        except Exception:  # the request must not fail by it
+            logger.exception(
+                "A request to %s could not be logged or traced; it was answered.", event.route
+            )
 
     def close(self) -> None:
         if self._traces is not None:

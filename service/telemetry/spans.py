@@ -1,4 +1,4 @@
-"""A request's trace, made when it is finished from the moments it has noted on its way.
+"""Makes a request's trace when it is finished, from the moments in its event.
 
 One span for the request, and inside it one for each step: decode, queue, gate, experts, encode.
 """
@@ -32,10 +32,10 @@ from service.telemetry.request_events import RequestEvent
 logger = logging.getLogger(__name__)
 
 PACKAGE = "doubly-sparse-softmax"
-CLOSE_SECONDS = 3.0  # what a collector that does not answer may cost at the end
-QUIET_SECONDS = 60.0  # between two complaints of the SDK
+CLOSE_SECONDS = 3.0  # to wait at the end for a collector that does not answer
+WARNING_SECONDS = 60.0  # between two warnings of the SDK
 LONGEST_PATH = 256
-# Whoever asks these asks again and again, and is no part of a trace.
+# Probes and scrapes, which come all the time and are no part of a trace.
 UNTRACED = {
     "/livez", "/readyz", "/startupz", "/metrics", "/v2/health/live", "/v2/health/ready"
 }  # fmt: skip
@@ -48,7 +48,7 @@ class ExporterMissing(DSSError):
 def exported_by(names: Sequence[str], scheme: str) -> "Traces":
     """Traces that go to the exporters of these names."""
     exporters = [_exporter(name) for name in names]
-    _tame_complaints()
+    _limit_warnings()
     return Traces(exporters, scheme)
 
 
@@ -64,7 +64,7 @@ class Traces:
     def __init__(self, exporters: Sequence[SpanExporter], scheme: str = "http") -> None:
         self._scheme = scheme
         self._ids = ChosenIds()
-        # Not the process's own: FastAPI would make spans of its own by that one.
+        # Not the process's global provider: FastAPI would make spans of its own with that one.
         self._provider = TracerProvider(
             resource=_resource(), id_generator=self._ids, shutdown_on_exit=False
         )
@@ -110,15 +110,18 @@ class Traces:
         span.end(moment(event.finished))
 
     def close(self) -> None:
-        """Export what is left, if it is taken in time."""
+        """Export what is left, if the collector takes it in time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():
-            logger.warning("The last traces were not taken in %g seconds.", CLOSE_SECONDS)
+            logger.warning(
+                "The collector did not take the last traces in %g seconds; they are lost.",
+                CLOSE_SECONDS,
+            )
 
     def _context(self, traceparent: str | None, tracestate: str | None) -> Context:
-        """What a request continues. It is asked for twice in a row, and costs as much as a span."""
+        """The trace that a request continues. Asked for twice in a row, so the last one is kept."""
         if traceparent is None:
             return self._root
         *kept, context = self._continued
@@ -132,7 +135,7 @@ class Traces:
 
 
 class ChosenIds(RandomIdGenerator):
-    """Lets a request's span have the trace id by which it was decided to record it."""
+    """Gives a request's span the trace id by which it was sampled."""
 
     chosen = 0
 
@@ -141,7 +144,7 @@ class ChosenIds(RandomIdGenerator):
 
 
 def steps(event: RequestEvent) -> Iterator[tuple[str, float, float]]:
-    """What a request did from when to when, as far as it came, one after the other."""
+    """The name, start and end of each step, as far as the request came."""
     if event.decoded:
         yield "decode", event.arrived, event.decoded
         yield "queue", event.decoded, max(event.started or event.finished, event.decoded)
@@ -182,33 +185,35 @@ def _attributes(event: RequestEvent, scheme: str) -> Iterator[tuple[str, Any]]:
 
 
 def _resource() -> Resource:
-    """What the environment calls the service, or our own name."""
+    """Named as the environment says, or by the package."""
     resource = Resource.create({"service.version": version(PACKAGE), "process.pid": os.getpid()})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: PACKAGE}))
     return resource
 
 
-class Complaints(logging.Handler):
-    """What the SDK has to say, as a warning of ours, and seldom: a dead collector is news once."""
+class SdkWarnings(logging.Handler):
+    """Logs what the SDK warns of, at most once a minute: a dead collector would fill the log."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
-        self._said = -QUIET_SECONDS
-        self._held = 0
+        self._logged_at = -WARNING_SECONDS
+        self._suppressed = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock()
-        if now - self._said < QUIET_SECONDS:
-            self._held += 1
+        if now - self._logged_at < WARNING_SECONDS:
+            self._suppressed += 1
             return
-        more = f" (Since the last time {self._held} such messages.)" if self._held else ""
+        more = (
+            f" (Since the last time {self._suppressed} such messages.)" if self._suppressed else ""
+        )
         logger.warning("Of traces: %s%s", record.getMessage(), more)
-        self._said, self._held = now, 0
+        self._logged_at, self._suppressed = now, 0
 
 
-def _tame_complaints() -> None:
+def _limit_warnings() -> None:
     sdk = logging.getLogger("opentelemetry")
     sdk.propagate = False
-    sdk.handlers = [Complaints()]
+    sdk.handlers = [SdkWarnings()]

@@ -1,7 +1,7 @@
-"""Whether there are traces: the standard OTEL_* variables say so.
+"""Turns traces on if the standard OTEL_* variables ask for them.
 
-The SDK is imported only then; it reads its variables itself, so that what to sample, where to
-export to, how to batch and what to call the service are spelled as everywhere.
+The SDK is imported only then. It reads its variables itself, so the sampler, the endpoint, the
+batch sizes and the service's name are set as for any other program.
 """
 
 import logging
@@ -20,7 +20,7 @@ EXPORTERS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 def from_environment(scheme: str = "http") -> "Traces | None":
-    """Traces, if they are asked for. If they cannot be had the server does without, and says so."""
+    """Traces, if they are asked for. If they cannot be made, a warning says why."""
     names = exporter_names()
     if not names:
         return None

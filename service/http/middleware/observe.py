@@ -75,7 +75,7 @@ class RoutedRequest(ObservedRequest):
 
     def end(self) -> None:
         failed_probe = self.status == 503 and self._scope["path"] in PROBES
-        if not self.status or (failed_probe and not self._recorder.watching):
+        if not self.status or (failed_probe and not self._recorder.records_successes):
             return  # a probe that fails is asked again and again
         self.record(self.status, perf_counter())
 

@@ -16,24 +16,24 @@ START = "process_start_time_seconds"
 
 
 class Processes(Collector):
-    """Sums over the supervisor, the process that workers are forked from, and those that live.
+    """Sums over the supervisor, the fork server and the workers that are alive.
 
-    A page of memory that several of them share counts once, workers that have died keep their
+    A page of memory that several of them share counts once, workers that have ended keep their
     part of the CPU time, and the start is the first one's.
     """
 
-    def __init__(self, read_roster: Callable[[], WorkerTable]) -> None:
-        self._read_roster = read_roster
+    def __init__(self, read_workers: Callable[[], WorkerTable]) -> None:
+        self._read_workers = read_workers
 
     def describe(self) -> Iterator[Metric]:
         return self._families(WorkerTable({0: os.getpid()}))
 
     def collect(self) -> Iterator[Metric]:
-        return self._families(self._read_roster())
+        return self._families(self._read_workers())
 
-    def _families(self, seen: WorkerTable) -> Iterator[Metric]:
-        beside = (seen.supervisor, seen.fork_server)
-        processes = [*seen.workers.values(), *(process for process in beside if process)]
+    def _families(self, table: WorkerTable) -> Iterator[Metric]:
+        others = (table.supervisor, table.fork_server)
+        processes = [*table.workers.values(), *(process for process in others if process)]
         texts: dict[str, str] = {}
         values: dict[str, list[float]] = {}
         for process in processes:
@@ -44,7 +44,7 @@ class Processes(Collector):
             values[RESIDENT] = [_share(process) for process in processes] or values[RESIDENT]
         for name, found in values.items():
             if name == CPU:
-                total = sum(found) + seen.ended_cpu_seconds
+                total = sum(found) + table.ended_cpu_seconds
                 yield CounterMetricFamily(name, texts[name], value=total)
             else:
                 value = min(found) if name == START else sum(found)
@@ -59,6 +59,6 @@ def _share(process: int) -> float:
     """Resident bytes, a page shared by n processes being an n-th of itself for each."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended, or the kernel does not tell
+    except OSError:  # it has ended, or the kernel has no such file
         return 0.0
     return sum(1024.0 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -1,7 +1,7 @@
-"""Asks the full softmax about a sample of the rows that were answered, beside the traffic.
+"""Answers a sample of the rows again with the full softmax, and counts which classes agree.
 
-A thread of low priority rescans them and counts which of the first classes agree. Requests never
-wait for it: what it cannot keep up with is dropped, and counted as well.
+A thread of the lowest priority does so. Requests never wait for it: rows that it cannot keep up
+with are dropped, and counted as well.
 """
 
 import logging
@@ -21,8 +21,8 @@ from service.topk import TopKEngine
 
 logger = logging.getLogger(__name__)
 
-ROWS, DROPPED, HITS = 0, 1, 2  # in its cells; then a count for each of RECALL_AT there can be
-AT_ONCE = 16  # rows
+ROWS, DROPPED, HITS = 0, 1, 2  # in its counters; then a count for each of RECALL_AT there can be
+ROWS_AT_ONCE = 16
 NICENESS = 19
 CLOSE_SECONDS = 5.0
 
@@ -30,17 +30,17 @@ Row = tuple[NDArray[np.float32], int]  # [D], and how many experts were searched
 
 
 def size(engine: TopKEngine) -> int:
-    """How many cells it counts in."""
+    """How many counters it needs."""
     return HITS + sum(at <= engine.n_reachable for at in RECALL_AT)
 
 
 class Shadow:
     def __init__(
-        self, engine: TopKEngine, full: TopKEngine, cells: Values, *, rate: float, most_rows: int
+        self, engine: TopKEngine, full: TopKEngine, counters: Values, *, rate: float, most_rows: int
     ) -> None:
         self._engine, self._full = engine, full
         self._k = min(max(RECALL_AT), engine.n_reachable)
-        self._cells = cells
+        self._counters = counters
         self._rate = rate
         self._most_rows = most_rows
         self._random = random.Random()  # noqa: S311
@@ -72,7 +72,7 @@ class Shadow:
 
     def _take(self, row: NDArray[np.float32], experts: int) -> None:
         if len(self._waiting) >= self._most_rows:
-            self._cells[DROPPED] += 1
+            self._counters[DROPPED] += 1
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
@@ -95,12 +95,14 @@ class Shadow:
             try:
                 self._compare(self._next())
             except Exception:
-                logger.exception("Rows could not be compared with the full softmax.")
+                logger.exception(
+                    "Rows could not be compared with the full softmax; they are skipped."
+                )
 
     def _next(self) -> list[Row]:
         """Some rows for which as many experts were searched."""
         taken = [self._waiting.popleft()]
-        while self._waiting and len(taken) < AT_ONCE and self._waiting[0][1] == taken[0][1]:
+        while self._waiting and len(taken) < ROWS_AT_ONCE and self._waiting[0][1] == taken[0][1]:
             taken.append(self._waiting.popleft())
         return taken
 
@@ -108,7 +110,7 @@ class Shadow:
         hidden = np.stack([row for row, _ in rows])  # [B,D]
         served = self._engine.topk(hidden, self._k, rows[0][1]).classes  # [B,k]
         full = self._full.topk(hidden, self._k).classes  # [B,k]
-        self._cells[ROWS] += len(rows)  # first, so that recall is never told too high
-        for cell, at in enumerate(RECALL_AT[: len(self._cells) - HITS], HITS):
+        self._counters[ROWS] += len(rows)  # first, so that recall is never shown too high
+        for place, at in enumerate(RECALL_AT[: len(self._counters) - HITS], HITS):
             same = served[:, :at, None] == full[:, None, :at]  # [B,at,at]
-            self._cells[cell] += int(same.sum())
+            self._counters[place] += int(same.sum())

@@ -1,4 +1,4 @@
-"""What is counted and shown about loading versions and moving labels."""
+"""What is counted and shown about loading versions and moving version aliases."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
@@ -12,8 +12,8 @@ LOADS = "loads"
 
 
 class VersionMetrics:
-    def __init__(self, registry: CollectorRegistry, cells: Counters) -> None:
-        self._cells = cells
+    def __init__(self, registry: CollectorRegistry, counters: Counters) -> None:
+        self._counters = counters
         # The same in every worker, so that each shows its own.
         self._refused = Gauge(
             "dss_refused_bundles",
@@ -21,7 +21,7 @@ class VersionMetrics:
             ("model", "version"),
             registry=registry,
         )
-        self._labels = Gauge(
+        self._aliases = Gauge(
             "dss_model_label_version",
             "The version that a label points at.",
             ("model", "label"),
@@ -35,8 +35,8 @@ class VersionMetrics:
         )
 
     def load_ended(self, model: str, result: Literal["loaded", "refused"]) -> None:
-        """Only the thread that loads may say so."""
-        self._cells.block((LOADS, model, result), 1)[0] += 1
+        """Called by the thread that loads, alone."""
+        self._counters.block((LOADS, model, result), 1)[0] += 1
 
     def show_seconds(self, model: str, version: int, seconds: float) -> None:
         self._seconds.labels(model, str(version)).set(seconds)
@@ -49,9 +49,9 @@ class VersionMetrics:
 
     def show_labels(self, model: str, before: Collection[str], now: Mapping[str, int]) -> None:
         for label, version in now.items():
-            self._labels.labels(model, label).set(version)
+            self._aliases.labels(model, label).set(version)
         for label in {*before} - {*now}:
-            self._labels.remove(model, label)
+            self._aliases.remove(model, label)
 
     def forget(self, model: str, version: str) -> None:
         """A version is no longer loaded."""
@@ -64,7 +64,7 @@ def load_families(counted: Mapping[Key, Values]) -> Iterator[Metric]:
         "Versions loaded or refused; every worker counts its own.",
         labels=("model", "result"),
     )
-    for (what, *labels), cells in counted.items():
+    for (what, *labels), values in counted.items():
         if what == LOADS:
-            loads.add_metric(labels, float(cells[0]))
+            loads.add_metric(labels, float(values[0]))
     yield loads

@@ -12,12 +12,12 @@ KEY = ("http", "/models/{name}/topk", "POST", "200")
 
 
 def test_a_sheet_is_made_once() -> None:
-    cells = LocalCounters()
-    cells.block(KEY, 3)[1] += 2
-    cells.block(("other",), 1)
-    assert cells.block(KEY, 3).tolist() == [0, 2, 0]
-    assert [sheet.key for sheet in cells.blocks()] == [KEY, ("other",)]
-    assert [sheet.values.tolist() for sheet in cells.blocks(KEY)] == [[0, 2, 0]]
+    counters = LocalCounters()
+    counters.block(KEY, 3)[1] += 2
+    counters.block(("other",), 1)
+    assert counters.block(KEY, 3).tolist() == [0, 2, 0]
+    assert [block.key for block in counters.blocks()] == [KEY, ("other",)]
+    assert [block.values.tolist() for block in counters.blocks(KEY)] == [[0, 2, 0]]
 
 
 def test_what_one_worker_writes_all_read_at_once(tmp_path: Path) -> None:
@@ -27,16 +27,16 @@ def test_what_one_worker_writes_all_read_at_once(tmp_path: Path) -> None:
     (found,) = other.blocks()
     assert (found.worker, found.key, found.values.tolist()) == (0, KEY, [7, 0])
     mine[1] = 0.5
-    assert [sheet.values.tolist() for sheet in other.blocks(KEY)] == [[7, 0.5]]
+    assert [block.values.tolist() for block in other.blocks(KEY)] == [[7, 0.5]]
 
 
 @pytest.mark.parametrize("label", ["", "a" * 300, "../../é\n\"'", "x", "xy", "xyz"])
-def test_any_label_is_kept_and_cells_are_aligned(tmp_path: Path, label: str) -> None:
-    cells = SharedCounters(tmp_path, 3)
-    values = cells.block(("rejected", label), 1)
+def test_any_label_is_kept_and_counters_are_aligned(tmp_path: Path, label: str) -> None:
+    counters = SharedCounters(tmp_path, 3)
+    values = counters.block(("rejected", label), 1)
     values[0] = 1
     assert values.flags.aligned
-    assert [sheet.key for sheet in cells.blocks()] == [("rejected", label)]
+    assert [block.key for block in counters.blocks()] == [("rejected", label)]
     (read,) = SharedCounters(tmp_path, 4).blocks(("rejected", label))
     assert read.values[0] == 1
 
@@ -44,34 +44,34 @@ def test_any_label_is_kept_and_cells_are_aligned(tmp_path: Path, label: str) -> 
 def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
     SharedCounters(tmp_path, 0).block(KEY, 2)[:] = (1, 2)
     (path,) = tmp_path.iterdir()
-    line, cells = path.read_bytes().split(b"\n", 1)
+    line, counters = path.read_bytes().split(b"\n", 1)
     assert tuple(json.loads(line)) == KEY
-    assert np.frombuffer(cells).tolist() == [1, 2]
+    assert np.frombuffer(counters).tolist() == [1, 2]
 
 
 def test_a_worker_goes_on_in_the_files_of_the_dead_one(tmp_path: Path) -> None:
     SharedCounters(tmp_path, 0).block(KEY, 2)[:] = (1, 2)
-    heir = SharedCounters(tmp_path, 0)
-    heir.block(KEY, 2)[0] += 1
-    assert [sheet.values.tolist() for sheet in heir.blocks()] == [[2, 2]]
+    successor = SharedCounters(tmp_path, 0)
+    successor.block(KEY, 2)[0] += 1
+    assert [block.values.tolist() for block in successor.blocks()] == [[2, 2]]
 
 
-def test_a_sheet_may_need_more_cells_than_the_dead_ones(tmp_path: Path) -> None:
+def test_a_block_may_need_more_cells_than_the_dead_ones(tmp_path: Path) -> None:
     SharedCounters(tmp_path, 0).block(KEY, 1)[0] = 1
     assert SharedCounters(tmp_path, 0).block(KEY, 3).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_dropped_sheet_is_gone_and_may_come_again(tmp_path: Path, shared: bool) -> None:
-    cells: Counters = SharedCounters(tmp_path, 0) if shared else LocalCounters()
-    values = cells.block(KEY, 2)
+    counters: Counters = SharedCounters(tmp_path, 0) if shared else LocalCounters()
+    values = counters.block(KEY, 2)
     values[0] = 1
-    cells.block(("other",), 1)
-    cells.drop(KEY)
-    cells.drop(("never there",))
+    counters.block(("other",), 1)
+    counters.drop(KEY)
+    counters.drop(("never there",))
     values[1] = 1  # whoever still holds it may go on
-    assert [sheet.key for sheet in cells.blocks()] == [("other",)]
-    assert cells.block(KEY, 2).tolist() == [0, 0]
+    assert [block.key for block in counters.blocks()] == [("other",)]
+    assert counters.block(KEY, 2).tolist() == [0, 0]
 
 
 def test_dropping_leaves_what_other_workers_counted(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_dropping_leaves_what_other_workers_counted(tmp_path: Path) -> None:
     one.block(KEY, 1)[0] = 1
     other.block(KEY, 1)[0] = 2
     one.drop(KEY)
-    assert [(sheet.worker, sheet.values.tolist()) for sheet in one.blocks()] == [(1, [2])]
+    assert [(block.worker, block.values.tolist()) for block in one.blocks()] == [(1, [2])]
 
 
 def test_a_sheet_that_goes_while_all_are_read_is_passed_over(tmp_path: Path) -> None:
@@ -112,15 +112,15 @@ def test_without_room_a_worker_counts_for_itself_and_says_so_once(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "No space left on device" in caplog.text
     one.block(KEY, 2)[0] += 1
-    assert [sheet.values.tolist() for sheet in one.blocks(KEY)] == [[2, 2]]
-    assert {sheet.key for sheet in one.blocks()} == {("before",), KEY, ("another",)}
-    assert {sheet.key for sheet in other.blocks()} == {("before",)}
+    assert [block.values.tolist() for block in one.blocks(KEY)] == [[2, 2]]
+    assert {block.key for block in one.blocks()} == {("before",), KEY, ("another",)}
+    assert {block.key for block in other.blocks()} == {("before",)}
     assert len(list(tmp_path.iterdir())) == 1, "no unfinished file is left"
     one.drop(KEY)
     assert list(one.blocks(KEY)) == []
 
 
-def test_room_is_taken_before_cells_are_written(
+def test_room_is_taken_before_counters_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mapped page for which there is no block on the disk would end the process."""
@@ -134,10 +134,10 @@ def test_room_is_taken_before_cells_are_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    heir = SharedCounters(tmp_path, 0)
-    heir.block(KEY, 1000)[999] = 5
+    successor = SharedCounters(tmp_path, 0)
+    successor.block(KEY, 1000)[999] = 5
     assert path.stat().st_size == before
-    assert [sheet.values.sum() for sheet in heir.blocks()] == [1, 5], "what was counted stays"
+    assert [block.values.sum() for block in successor.blocks()] == [1, 5], "what was counted stays"
 
 
 def test_totals_are_by_key() -> None:

@@ -13,7 +13,8 @@ from service.bundle.manifest import GateFacts
 from service.engine import Engine
 from service.shared_state.counters import SharedCounters
 from service.telemetry.metrics.drift import LEAST_ROWS, Window, stability_index
-from service.telemetry.metrics.registry import Metrics, ModelMetrics
+from service.telemetry.metrics.model import ModelMetrics
+from service.telemetry.metrics.registry import Metrics
 
 TINY = {"model": "tiny", "version": "1"}
 SHARES = np.array([0.5, 0.25, 0.25])  # what the tiny bundle's training says
@@ -111,10 +112,10 @@ def test_gate_values_are_compared(tiny_engine: Engine, tmp_path: Path) -> None:
 
 def test_workers_are_one_traffic(tiny_engine: Engine, tmp_path: Path) -> None:
     made = write_tiny(tmp_path / "bundle")
-    (tmp_path / "cells").mkdir()
+    (tmp_path / "counters").mkdir()
     registries = [CollectorRegistry(), CollectorRegistry()]
     workers = [
-        Metrics(registry, SharedCounters(tmp_path / "cells", number))
+        Metrics(registry, SharedCounters(tmp_path / "counters", number))
         for number, registry in enumerate(registries)
     ]
     models = [worker.model("tiny", 1, made) for worker in workers]

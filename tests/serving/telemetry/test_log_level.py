@@ -67,7 +67,7 @@ def test_workers_follow_whoever_was_told_last(tmp_path: Path) -> None:
     one, other = (LogLevel(SharedCounters(tmp_path, number)) for number in range(2))
     logging.getLogger().setLevel(INFO)
     other.follow()
-    assert other.now == INFO, "nobody was told anything"
+    assert other.now == INFO, "no worker was told to change it"
     one.change(DEBUG)
     logging.getLogger().setLevel(INFO)  # as the other process has it
     other.follow()

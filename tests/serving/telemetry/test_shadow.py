@@ -36,28 +36,28 @@ def rows(count: int) -> NDArray[np.float32]:
     return np.arange(2 * count, dtype=np.float32).reshape(count, 2)
 
 
-def compared(made: Shadow, cells: NDArray[np.float64], hidden: NDArray[np.float32]) -> None:
+def compared(made: Shadow, counters: NDArray[np.float64], hidden: NDArray[np.float32]) -> None:
     made.offer(hidden, 1)
-    wait_until(lambda: cells[ROWS] == len(hidden))
+    wait_until(lambda: counters[ROWS] == len(hidden))
     made.close()
 
 
 def test_hits_are_counted_at_each_number_of_places() -> None:
     engine = FakeEngine()
-    cells = np.zeros(shadow.size(engine))
-    made = Shadow(engine, Shifted(), cells, rate=1.0, most_rows=100)
-    compared(made, cells, rows(20))
-    assert cells.tolist() == [20, 0, 0, 20 * 4, 20 * 9]
+    counters = np.zeros(shadow.size(engine))
+    made = Shadow(engine, Shifted(), counters, rate=1.0, most_rows=100)
+    compared(made, counters, rows(20))
+    assert counters.tolist() == [20, 0, 0, 20 * 4, 20 * 9]
     assert {k for _, k, _ in engine.calls} == {10}
 
 
-def test_rows_are_asked_for_with_their_own_dial() -> None:
+def test_rows_are_asked_for_with_their_own_number_of_experts() -> None:
     engine = FakeEngine()
-    cells = np.zeros(shadow.size(engine))
-    made = Shadow(engine, FakeEngine(), cells, rate=1.0, most_rows=100)
+    counters = np.zeros(shadow.size(engine))
+    made = Shadow(engine, FakeEngine(), counters, rate=1.0, most_rows=100)
     made.offer(rows(2), 1)
     made.offer(rows(3), 4)
-    wait_until(lambda: cells[ROWS] == 5)
+    wait_until(lambda: counters[ROWS] == 5)
     made.close()
     asked = dict.fromkeys((1, 4), 0)
     for count, _, experts in engine.calls:
@@ -67,22 +67,22 @@ def test_rows_are_asked_for_with_their_own_dial() -> None:
 
 def test_a_model_with_few_classes_has_fewer_places() -> None:
     engine = FakeEngine(n_reachable=7)
-    cells = np.zeros(shadow.size(engine))
-    assert len(cells) == HITS + 2
-    made = Shadow(engine, FakeEngine(n_reachable=7), cells, rate=1.0, most_rows=100)
-    compared(made, cells, rows(3))
-    assert cells.tolist() == [3, 0, 3, 15]
+    counters = np.zeros(shadow.size(engine))
+    assert len(counters) == HITS + 2
+    made = Shadow(engine, FakeEngine(n_reachable=7), counters, rate=1.0, most_rows=100)
+    compared(made, counters, rows(3))
+    assert counters.tolist() == [3, 0, 3, 15]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_each_row_has_the_same_chance_whatever_its_batch(batch: int) -> None:
     engine, full = FakeEngine(), FakeEngine()
-    cells = np.zeros(shadow.size(engine))
-    made = Shadow(engine, full, cells, rate=0.1, most_rows=10**6)
+    counters = np.zeros(shadow.size(engine))
+    made = Shadow(engine, full, counters, rate=0.1, most_rows=10**6)
     made._random.seed(1)
     for _ in range(0, 20_000, batch):
         made.offer(rows(batch), 1)
-    taken = cells[ROWS] + len(made._waiting)
+    taken = counters[ROWS] + len(made._waiting)
     made.close()
     assert abs(taken - 2000) < 250  # five standard deviations and what is under way
 
@@ -90,14 +90,14 @@ def test_each_row_has_the_same_chance_whatever_its_batch(batch: int) -> None:
 def test_what_cannot_be_kept_up_with_is_dropped_and_nobody_waits() -> None:
     full = FakeEngine()
     full.hold()
-    cells = np.zeros(5)
-    made = Shadow(FakeEngine(), full, cells, rate=1.0, most_rows=3)
+    counters = np.zeros(5)
+    made = Shadow(FakeEngine(), full, counters, rate=1.0, most_rows=3)
     made.offer(rows(1), 1)
     assert full.entered.wait(30)
     made.offer(rows(10), 1)
-    assert (cells[ROWS], cells[DROPPED]) == (0, 7)
+    assert (counters[ROWS], counters[DROPPED]) == (0, 7)
     full.release.set()
-    wait_until(lambda: cells[ROWS] == 4)
+    wait_until(lambda: counters[ROWS] == 4)
     made.close()
 
 
@@ -106,13 +106,13 @@ def test_a_failure_is_logged_and_the_next_rows_are_compared(
 ) -> None:
     full = FakeEngine()
     full.failure = RuntimeError("broken")
-    cells = np.zeros(5)
-    made = Shadow(FakeEngine(), full, cells, rate=1.0, most_rows=3)
+    counters = np.zeros(5)
+    made = Shadow(FakeEngine(), full, counters, rate=1.0, most_rows=3)
     with caplog.at_level(logging.ERROR):
         made.offer(rows(1), 1)
         wait_until(lambda: bool(caplog.records))
     full.failure = None
-    compared(made, cells, rows(1))
+    compared(made, counters, rows(1))
 
 
 def test_without_rows_there_is_no_thread() -> None:
