@@ -21,8 +21,10 @@ from pyreqwest.client import ClientBuilder, SyncClient, SyncClientBuilder
 from pyreqwest.http import Url
 from yarl import URL
 
+from service.client.address import Address
+from service.client.deadline import Deadline
 from service.client.errors import ClientClosed, ClientError, Dropped, NotTrusted, Unavailable
-from service.client.http1 import Address, Deadline, Reply
+from service.client.http1 import Reply
 
 END_OF_HEAD = b"\r\n\r\n"
 MOST_CONNECTIONS = 100
@@ -113,7 +115,7 @@ class Urllib3:
         except urllib3.exceptions.NewConnectionError as error:
             raise failure(self._where, error, unreached=True) from error
         except urllib3.exceptions.TimeoutError as error:
-            raise deadline.is_over() from error
+            raise deadline.exceeded() from error
         except urllib3.exceptions.HTTPError as error:
             reused = not fresh and made == self._pool.num_connections
             raise failure(self._where, error, unreached=False, reused=reused) from error
@@ -152,7 +154,7 @@ class _Httpx:
 
     def _failure(self, error: httpx.TransportError, deadline: Deadline) -> ClientError:
         if isinstance(error, httpx.TimeoutException):
-            return deadline.is_over()
+            return deadline.exceeded()
         unreached = isinstance(error, httpx.ConnectError)
         return failure(self._where, error, unreached=unreached)
 
@@ -195,7 +197,7 @@ class AsyncHttpx(_Httpx):
                 )
                 return reply(response.status_code, response.headers, await response.aread())
         except TimeoutError as error:
-            raise deadline.is_over() from error
+            raise deadline.exceeded() from error
         except httpx.TransportError as error:
             raise self._failure(error, deadline) from error
 
@@ -240,7 +242,7 @@ class Aiohttp:
             ) as response:
                 return reply(response.status, response.headers, await response.read())
         except TimeoutError as error:
-            raise deadline.is_over() from error
+            raise deadline.exceeded() from error
         except aiohttp.ClientError as error:
             unreached = isinstance(error, aiohttp.ClientConnectorError)
             raise failure(self._where, error, unreached=unreached, reused=not fresh) from error
@@ -271,7 +273,7 @@ class _Pyreqwest:
         self, error: pyreqwest.exceptions.PyreqwestError, deadline: Deadline
     ) -> ClientError:
         if isinstance(error, pyreqwest.exceptions.RequestTimeoutError):
-            return deadline.is_over()
+            return deadline.exceeded()
         if isinstance(error, pyreqwest.exceptions.ClientClosedError):
             return ClientClosed("The client is closed.")
         unreached = isinstance(error, pyreqwest.exceptions.ConnectError)

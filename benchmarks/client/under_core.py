@@ -5,8 +5,8 @@ put in their place, nothing else differs.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from benchmarks.client.turns import (
     requests_of,
 )
 from service.bench import server
-from service.client import AsyncClient, Client, http1
+from service.client import AsyncClient, Client, address
 
+T = TypeVar("T")
 OURS = 0  # its place in each contest
 BLOCKING: dict[str, Any] = {
     "Client": None,
@@ -44,8 +45,8 @@ ASYNCHRONOUS: dict[str, Any] = {
 def compare(rounds: int, calls: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     with server.started(BUNDLE, workers=None) as where, asyncio.Runner() as runner:
-        blocking = {name: _client(where.url, kind) for name, kind in BLOCKING.items()}
-        tasks = {name: _async_client(where.url, kind) for name, kind in ASYNCHRONOUS.items()}
+        blocking = {n: _carried_by(t, Client, where.url) for n, t in BLOCKING.items()}
+        tasks = {n: _carried_by(t, AsyncClient, where.url) for n, t in ASYNCHRONOUS.items()}
         _check(blocking, tasks, runner)
         contests = [
             Contest(1, [Contestant(n, one_by_one(c.topk)) for n, c in blocking.items()], OURS),
@@ -73,18 +74,13 @@ def compare(rounds: int, calls: int, sizes: Sequence[int]) -> list[dict[str, Any
     return points
 
 
-def _client(url: str, transport: Any) -> Client:  # noqa: ANN401
-    client = Client(url, model="demo", version=1)
+def _carried_by(transport: Any, kind: Callable[..., T], url: str) -> T:  # noqa: ANN401
+    """A client whose connections are replaced by a transport; None leaves it its own."""
+    client: Any = kind(url, model="demo", version=1)
     if transport is not None:
-        client._sockets = transport(http1.address(url), None)
-    return client
-
-
-def _async_client(url: str, transport: Any) -> AsyncClient:  # noqa: ANN401
-    client = AsyncClient(url, model="demo", version=1)
-    if transport is not None:
-        client._streams = transport(http1.address(url), None)
-    return client
+        client._connections = transport(address.parse(url), None)
+    made: T = client
+    return made
 
 
 def _check(

@@ -1,7 +1,7 @@
-"""A client of the service, for Python: `Client`, and `AsyncClient` for asyncio.
+"""The Python client: `Client`, and `AsyncClient` for asyncio.
 
-It imports nothing of the server. What both clients do is in `core.py`, as steps that wait for
-nothing; `blocking.py` and `asynchronous.py` take the steps.
+Imports nothing of the server but errors and the .npy format. `core.py` has the logic of both
+clients, without I/O; `client.py` and `async_client.py` carry out its steps.
 """
 
 from service.client.answers import Answer

@@ -1,4 +1,4 @@
-"""Top-k answers: .npy records, or JSON where the classes' names are asked for.
+"""Reads top-k answers: .npy records, or JSON if class labels were asked for.
 
 Shapes: B rows, k answers.
 """
@@ -23,25 +23,25 @@ PREAMBLE = 10  # bytes before the text of a .npy header: magic, version, length
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Answer:
-    """The most probable classes of each row, and who says so."""
+    """The most probable classes of each row, and the model and version that answered."""
 
     classes: NDArray[np.int64]  # [B,k], the most probable first
     log_probs: NDArray[np.float32]  # [B,k]
-    experts: NDArray[np.int64]  # [B], that the gate chose
-    gates: NDArray[np.float32]  # [B], the gate's value for it
-    labels: list[list[str]] | None  # [B,k], names if they were asked for and the model has them
+    experts: NDArray[np.int64]  # [B], the expert that the gate chose
+    gates: NDArray[np.float32]  # [B], the gate's value for that expert
+    labels: list[list[str]] | None  # [B,k], if asked for and the model has them
     model: str
     version: int
 
 
 def read(reply: Reply, rows: int, *, named: bool) -> Answer:
-    """The answer to so many rows; `named`: as JSON, with the names of classes."""
+    """The answer to so many rows; `named`: as JSON, with class labels."""
     wanted, found = JSON if named else NPY, reply.header(b"content-type")
     if found.partition(";")[0] != wanted:
         raise AnswerMalformed(f"The answer is {found or 'nothing known'!r:.80}, not {wanted}.")
     try:
         answer = _read_json(reply.body) if named else _read_npy(reply)
-    except (KeyError, TypeError, ValueError) as error:  # JSON's is a kind of the last
+    except (KeyError, TypeError, ValueError) as error:  # ValueError: also orjson's
         raise AnswerMalformed(f"The answer is not what {wanted} should hold: {error}.") from error
     if len(answer.classes) != rows:
         raise AnswerMalformed(f"{rows} rows were asked; {len(answer.classes)} are answered.")
@@ -55,7 +55,7 @@ def _read_npy(reply: Reply) -> Answer:
     if len(body) != start + rows * dtype.itemsize:
         raise ValueError("its length is wrong")
     found = np.ndarray(rows, dtype, body, start)
-    return Answer(  # copies: what is asked for shall be aligned, and the caller's own
+    return Answer(  # copies: aligned, and writeable by the caller
         found["classes"].copy(),
         found["log_probs"].copy(),
         found["experts"].copy(),
@@ -68,7 +68,7 @@ def _read_npy(reply: Reply) -> Answer:
 
 @lru_cache(maxsize=256)
 def _layout(header: bytes) -> tuple[np.dtype[np.void], int]:
-    """The type of a row's record, and how many follow."""
+    """The dtype of a row's record, and the number of records."""
     stream = io.BytesIO(header)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("its .npy version is not known")
@@ -101,7 +101,7 @@ def _read_json(body: bytes) -> Answer:
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """One answer from those to its rows' parts."""
+    """One answer from the answers to its parts."""
     labels = [part.labels for part in parts if part.labels is not None]
     return Answer(
         np.concatenate([part.classes for part in parts]),

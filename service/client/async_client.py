@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The asyncio client."""
 
 import asyncio
 from asyncio import sleep
@@ -8,22 +8,23 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from service.client import http1
+from service.client import address
+from service.client.address import Verify
 from service.client.answers import Answer
-from service.client.async_connections import Streams
+from service.client.async_connections import AsyncConnections
 from service.client.core import Core, Pause, Send, Steps, Together, Version
 from service.client.errors import ClientError
-from service.client.http1 import Reply, Verify
+from service.client.http1 import Reply
 from service.client.model_info import ExpertInfo, ModelInfo
 
 T = TypeVar("T")
-# One part is computed while the next arrives. More would wait in the server's queue, which refuses
-# what waits for long.
+# The server computes one part while the next arrives. More would wait in its queue, which refuses
+# requests that would wait too long.
 PARTS_AT_ONCE = 2
 
 
 class AsyncClient:
-    """Asks a server, from one event loop. What the arguments mean, `Client` says."""
+    """Asks a server from one event loop. Its arguments are those of `Client`."""
 
     def __init__(
         self,
@@ -35,11 +36,11 @@ class AsyncClient:
         retries: int = 4,
         verify: Verify = True,
     ) -> None:
-        where = http1.address(url)
+        where = address.parse(url)
         self._core = Core(
             where, model=model, version=version, api_key=api_key, timeout=timeout, retries=retries
         )
-        self._streams = Streams(where, http1.tls_context(where, verify))
+        self._connections = AsyncConnections(where, address.tls_context(where, verify))
 
     async def topk(
         self,
@@ -73,7 +74,7 @@ class AsyncClient:
         return await self._run(self._core.ready(timeout))
 
     async def close(self) -> None:
-        await self._streams.close()
+        await self._connections.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,7 +105,7 @@ class AsyncClient:
 
     async def _send(self, step: Send) -> Reply | ClientError:
         try:
-            return await self._streams.exchange(step.message, step.deadline, fresh=step.fresh)
+            return await self._connections.exchange(step.message, step.deadline, fresh=step.fresh)
         except ClientError as failure:
             return failure
 

@@ -1,34 +1,27 @@
-"""Connections of an event loop, kept open between requests."""
+"""Connections of one event loop, kept open between requests."""
 
 import asyncio
 import ssl
 
+from service.client.address import Address
+from service.client.deadline import Deadline
+from service.client.error_mapping import connect_error, exchange_error
 from service.client.errors import ClientClosed
-from service.client.http1 import (
-    NOT_HTTP,
-    Address,
-    Deadline,
-    Reply,
-    ReplyReader,
-    broken,
-    not_reached,
-)
+from service.client.http1 import NOT_HTTP, Reply, ReplyReader
 
 MOST_CONNECTIONS = 100
 
 
-class Stream(asyncio.Protocol):
-    """One connection."""
-
+class AsyncConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
         self._reader = ReplyReader()
-        self._reply: asyncio.Future[Reply] | None = None  # of the request under way
+        self._reply: asyncio.Future[Reply] | None = None  # to the request under way
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def exchange(self, message: bytes, deadline: Deadline) -> Reply:
-        """Raises OSError or one of NOT_HTTP."""
+        """Sends a request and reads its reply. Raises OSError or one of NOT_HTTP."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
         self._reply = reply
@@ -41,20 +34,22 @@ class Stream(asyncio.Protocol):
             self._reply = None
 
     @property
-    def is_clean(self) -> bool:
-        """Whether another request may follow: a server may answer before it has read all."""
+    def can_be_reused(self) -> bool:
+        """Not if the server answered before it had read the whole request."""
         return not self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def _fail(self, error: Exception) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
 
+    # --- callbacks of asyncio ----------------------------------------------------------------
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if self._reply is None or self._reply.done():
-            self.transport.abort()  # nobody asked
+            self.transport.abort()  # no request is under way
             return
         try:
             reply = self._reader.feed(data)
@@ -66,7 +61,7 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._reply is not None and not self._reply.done():
-            reply = self._reader.end()
+            reply = self._reader.end_of_stream()
             if reply is None:
                 self._fail(exc or ConnectionResetError())
             else:
@@ -74,31 +69,35 @@ class Stream(asyncio.Protocol):
         self.lost.set_result(None)
 
 
-class Streams:
-    """At most so many connections, each for one request at a time."""
+class AsyncConnections:
+    """At most MOST_CONNECTIONS connections, each for one request at a time."""
 
-    def __init__(self, where: Address, tls: ssl.SSLContext | None) -> None:
-        self._where = where
+    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+        self._address = address
         self._tls = tls
-        self._idle: list[Stream] = []
+        self._idle: list[AsyncConnection] = []
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first request
         self._closed = False
 
     async def exchange(self, message: bytes, deadline: Deadline, *, fresh: bool) -> Reply:
-        """`fresh`: on a new connection; those that were idle are likely to be gone as well."""
+        """Sends a request and reads its reply, on an idle connection if there is one.
+
+        `fresh` asks for a new connection: the server closed an idle one, so probably the others
+        as well.
+        """
         if self._closed:
             raise ClientClosed("The client is closed.")
-        self._stay_in_the_loop()
+        self._check_loop()
         if fresh:
-            self._forget()
-        await self._enter(deadline)
+            self._close_idle()
+        await self._wait_for_room(deadline)
         try:
             return await self._exchange(message, deadline, fresh=fresh)
         finally:
             self._room.release()
 
-    def _stay_in_the_loop(self) -> None:
+    def _check_loop(self) -> None:
         """Connections of a loop that has ended would never answer."""
         running = asyncio.get_running_loop()
         if self._loop is None:
@@ -108,59 +107,58 @@ class Streams:
                 "An AsyncClient belongs to one event loop: make one inside each asyncio.run()."
             )
 
-    async def _enter(self, deadline: Deadline) -> None:
+    async def _wait_for_room(self, deadline: Deadline) -> None:
         if not self._room.locked():
-            await self._room.acquire()  # which is immediate
+            await self._room.acquire()  # does not wait
             return
         try:
             async with asyncio.timeout(deadline.left):
                 await self._room.acquire()
         except TimeoutError:
-            raise deadline.is_over() from None
+            raise deadline.exceeded() from None
 
     async def _exchange(self, message: bytes, deadline: Deadline, *, fresh: bool) -> Reply:
-        idle = None if fresh else self._take()
-        stream = await self._connect(deadline) if idle is None else idle
-        keeps = False
+        idle = None if fresh else self._take_idle()
+        connection = await self._connect(deadline) if idle is None else idle
+        keep = False
         try:
-            reply = await stream.exchange(message, deadline)
-            keeps = reply.keeps and stream.is_clean and not self._closed
+            reply = await connection.exchange(message, deadline)
+            keep = reply.keep_alive and connection.can_be_reused and not self._closed
             return reply
         except (OSError, *NOT_HTTP) as error:
-            raise broken(self._where, error, deadline, reused=idle is not None) from error
+            raise exchange_error(self._address, error, deadline, reused=idle is not None) from error
         finally:
-            if keeps:
-                self._idle.append(stream)
+            if keep:
+                self._idle.append(connection)
             else:
-                stream.transport.abort()
+                connection.transport.abort()
 
-    def _take(self) -> Stream | None:
+    def _take_idle(self) -> AsyncConnection | None:
         while self._idle:
-            stream = self._idle.pop()
-            if not stream.transport.is_closing():
-                return stream
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
         return None
 
-    async def _connect(self, deadline: Deadline) -> Stream:
-        where = self._where
-        name = None if self._tls is None else where.host
+    async def _connect(self, deadline: Deadline) -> AsyncConnection:
+        address = self._address
+        name = None if self._tls is None else address.host
         try:
             async with asyncio.timeout(deadline.left):
-                _, stream = await asyncio.get_running_loop().create_connection(
-                    Stream, where.host, where.port, ssl=self._tls, server_hostname=name
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    AsyncConnection, address.host, address.port, ssl=self._tls, server_hostname=name
                 )
         except OSError as error:
-            raise not_reached(where, error, deadline) from error
-        return stream
+            raise connect_error(address, error, deadline) from error
+        return connection
 
-    def _forget(self) -> list[Stream]:
-        """Close what is idle."""
-        forgotten, self._idle = self._idle, []
-        for stream in forgotten:
-            stream.transport.abort()
-        return forgotten
+    def _close_idle(self) -> list[AsyncConnection]:
+        closed, self._idle = self._idle, []
+        for connection in closed:
+            connection.transport.abort()
+        return closed
 
     async def close(self) -> None:
         self._closed = True
-        for stream in self._forget():
-            await stream.lost
+        for connection in self._close_idle():
+            await connection.lost

@@ -1,4 +1,4 @@
-"""The client that waits."""
+"""The blocking client."""
 
 from time import sleep
 from types import TracebackType
@@ -7,19 +7,20 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from service.client import http1
+from service.client import address
+from service.client.address import Verify
 from service.client.answers import Answer
-from service.client.connections import Sockets
+from service.client.connections import Connections
 from service.client.core import Core, Pause, Send, Steps, Version
 from service.client.errors import ClientError
-from service.client.http1 import Reply, Verify
+from service.client.http1 import Reply
 from service.client.model_info import ExpertInfo, ModelInfo
 
 T = TypeVar("T")
 
 
 class Client:
-    """Asks a server. Threads may share it; it keeps its connections until it is closed."""
+    """Asks a server for top-k answers. Threads may share it; it keeps its connections open."""
 
     def __init__(
         self,
@@ -32,16 +33,16 @@ class Client:
         verify: Verify = True,
     ) -> None:
         """
-        `model` and `version` (a number or a label) are asked when a call names none. `api_key` may
-        come from DSS_API_KEY. `timeout` is for a whole call: all its tries and parts. `retries` are
-        made when the server is overloaded or away. `verify` is the file of an authority, an
-        ssl.SSLContext, or False to trust any certificate.
+        `model` and `version` (a number or an alias) are used when a call names none. Without
+        `api_key` that of DSS_API_KEY is sent. `timeout` is for a whole call: all its tries and
+        parts. `retries` are made when the server is overloaded or cannot be reached. `verify` is
+        the file of a certificate authority, an ssl.SSLContext, or False to trust any certificate.
         """
-        where = http1.address(url)
+        where = address.parse(url)
         self._core = Core(
             where, model=model, version=version, api_key=api_key, timeout=timeout, retries=retries
         )
-        self._sockets = Sockets(where, http1.tls_context(where, verify))
+        self._connections = Connections(where, address.tls_context(where, verify))
 
     def topk(
         self,
@@ -56,8 +57,8 @@ class Client:
         """The k most probable classes of each row.
 
         `hidden` is a row [D] or rows [B,D] of anything that numpy reads; a lone row is answered as
-        a batch of one. As many rows as you like: they are sent in parts if need be. `k` may be
-        None, which is 10 or as many as there are. `labels` asks for the classes' names too.
+        a batch of one. More rows than one request may hold are sent in parts. `k` may be None:
+        10, or all classes if there are fewer. `labels` asks for the class labels too.
         """
         return self._run(self._core.topk(hidden, k, experts, model, version, labels, timeout))
 
@@ -70,19 +71,19 @@ class Client:
         return self._run(self._core.model(name, timeout))
 
     def experts(self, name: str | None = None, timeout: float | None = None) -> list[ExpertInfo]:
-        """What each expert of a model holds, and what it has done since the server's start."""
+        """The classes of each expert of a model, and its work since the server started."""
         return self._run(self._core.experts(name, timeout))
 
     def samples(self, name: str | None = None, timeout: float | None = None) -> NDArray[np.float32]:
-        """Hidden vectors [S,D] to try a model with, which its bundle carries; there may be none."""
+        """Hidden vectors [S,D] of the model's bundle, to try it with; there may be none."""
         return self._run(self._core.samples(name, timeout))
 
     def ready(self, timeout: float | None = None) -> bool:
-        """Whether the server takes requests now."""
+        """Whether the server accepts requests now."""
         return self._run(self._core.ready(timeout))
 
     def close(self) -> None:
-        self._sockets.close()
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +114,6 @@ class Client:
 
     def _send(self, step: Send) -> Reply | ClientError:
         try:
-            return self._sockets.exchange(step.message, step.deadline, fresh=step.fresh)
+            return self._connections.exchange(step.message, step.deadline, fresh=step.fresh)
         except ClientError as failure:
             return failure

@@ -1,5 +1,8 @@
-"""What both clients do, as steps that wait for nothing: a generator yields what shall be done next
-and is sent what came of it. So there is one logic, and tests need neither servers nor sleep.
+"""Requests, retries, parts and deadlines of both clients, without I/O.
+
+A method is a generator: it yields the next step (send, pause, run these together) and is sent the
+result. `Client` and `AsyncClient` take the steps, so the logic exists once, and tests need neither
+servers nor sleep.
 """
 
 import math
@@ -17,7 +20,9 @@ import orjson
 from numpy.typing import ArrayLike
 
 from service.client import answers, error_mapping, model_info
+from service.client.address import Address
 from service.client.answers import JSON, NPY, Answer
+from service.client.deadline import Deadline
 from service.client.errors import (
     AnswerMalformed,
     ClientError,
@@ -28,17 +33,17 @@ from service.client.errors import (
     QueryRefused,
     Unavailable,
 )
-from service.client.http1 import Address, Deadline, Reply
+from service.client.http1 import Reply
 from service.client.model_info import ExpertInfo, ModelInfo
 from service.client.rows import PartLimits, Rows, body, rows
 
 T = TypeVar("T")
-Version = int | str  # a number or a label
+Version = int | str  # a number or an alias
 
-MOST_SAMPLES = 64  # that a server gives at once
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds; chance takes a share of it
+MOST_SAMPLES = 64  # in one reply of a server
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds; a random share of it is waited
 KEY_VARIABLE = "DSS_API_KEY"
-FIT = re.compile(r"[!-~]+")  # to stand in a header
+HEADER_VALUE = re.compile(r"[!-~]+")
 
 
 class Send(NamedTuple):
@@ -46,7 +51,7 @@ class Send(NamedTuple):
 
     message: bytes
     deadline: Deadline
-    fresh: bool  # on a connection that is new
+    fresh: bool  # on a new connection
 
 
 class Pause(NamedTuple):
@@ -54,7 +59,7 @@ class Pause(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Take all of these steps, a few at a time if there is a way; their results come back."""
+    """Run all of these, several at once if the client can; their results come back in order."""
 
     parts: Sequence["Steps[Answer]"]
 
@@ -64,8 +69,8 @@ Steps = Generator[Send | Pause | Together, Any, T]
 
 class Query(NamedTuple):
     model: str | None  # None: the server's default
-    version: Version | None  # None: what answers when none is named
-    k: int | None  # None: as many as is usual for the model
+    version: Version | None  # None: the model's default
+    k: int | None  # None: the server's default
     experts: int
     labels: bool
 
@@ -80,7 +85,7 @@ class Query(NamedTuple):
 
 @dataclass
 class Clock:
-    """Tests have their own."""
+    """The sources of time and chance, which tests replace."""
 
     monotonic: Callable[[], float] = time.monotonic
     time_of_day: Callable[[], float] = time.time
@@ -90,7 +95,7 @@ class Clock:
 class Core:
     def __init__(
         self,
-        where: Address,
+        address: Address,
         *,
         model: str | None = None,
         version: Version | None = None,
@@ -101,21 +106,21 @@ class Core:
     ) -> None:
         if version is not None and model is None:
             raise QueryRefused("A version needs its model's name: pass model= as well.")
-        self._where = where
+        self._address = address
         self._model, self._version = model, version
         self._timeout = _positive(timeout)
         self._retries = _count("retries", retries, least=0)
         self._clock = clock or Clock()
         self._limits = PartLimits()
         key = (api_key or os.environ.get(KEY_VARIABLE, "")).strip()
-        if key and not FIT.fullmatch(key):
+        if key and not HEADER_VALUE.fullmatch(key):
             raise NotAuthorized("The API key has characters that a header cannot carry.")
         self._has_key = bool(key)
-        self._lines = f" HTTP/1.1\r\nHost: {where.authority}\r\nUser-Agent: dss-client\r\n" + (
+        self._lines = f" HTTP/1.1\r\nHost: {address.authority}\r\nUser-Agent: dss-client\r\n" + (
             f"Authorization: Bearer {key}\r\n" if key else ""
         )
 
-    # --- what users ask ----------------------------------------------------------------------
+    # --- the clients' methods ----------------------------------------------------------------
 
     def topk(
         self,
@@ -163,7 +168,7 @@ class Core:
         )
 
     def ready(self, timeout: float | None) -> Steps[bool]:
-        """Not tried again: who asks wants to know now."""
+        """Asked once: the caller wants to know the state now."""
         deadline = self._deadline(timeout)
         try:
             yield from self._exchange(
@@ -176,7 +181,7 @@ class Core:
     # --- rows, in parts ----------------------------------------------------------------------
 
     def _answers(self, query: Query, whole: Rows, deadline: Deadline) -> Steps[Answer]:
-        """In as many requests as the server wants."""
+        """In as many requests as the server's limits need."""
         parts = self._limits.split(whole, query.k)
         if len(parts) == 1:
             try:
@@ -187,19 +192,19 @@ class Core:
                 self._limits.learn(refusal, whole, query.k)
                 return (yield from self._answers(query, whole, deadline))
         first = yield from self._answers(query, parts[0], deadline)
-        # A new version may come meanwhile, and one answer must be of one version.
+        # The default version may change between parts, but one answer must come from one version.
         pinned = query._replace(model=first.model, version=first.version)
         rest = yield Together([self._answers(pinned, part, deadline) for part in parts[1:]])
         return answers.joined([first, *rest])
 
     def _ask(self, query: Query, part: Rows, deadline: Deadline) -> Steps[Answer]:
         header, data = body(part)
-        wanted = JSON if query.labels else NPY
+        accepted = JSON if query.labels else NPY
 
         def message() -> bytes:
             head = (
-                f"POST {self._where.prefix}{query.path}{self._lines}"
-                f"Content-Type: {NPY}\r\nAccept: {wanted}\r\n{self._timeout_line(deadline)}"
+                f"POST {self._address.prefix}{query.path}{self._lines}"
+                f"Content-Type: {NPY}\r\nAccept: {accepted}\r\n{self._timeout_line(deadline)}"
                 f"Content-Length: {len(header) + data.nbytes}\r\n\r\n"
             )
             return b"".join((head.encode(), header, data))
@@ -207,10 +212,10 @@ class Core:
         reply = yield from self._exchange(message, deadline)
         return answers.read(reply, len(part), named=query.labels)
 
-    # --- facts -------------------------------------------------------------------------------
+    # --- models, experts, samples ------------------------------------------------------------
 
     def _named(self, name: str | None, deadline: Deadline) -> Steps[str]:
-        """The model that is meant: the one named, the client's, or the server's default."""
+        """The given name, or else the client's model, or else the server's default."""
         name = name or self._model
         if name is not None:
             return name
@@ -224,47 +229,49 @@ class Core:
         try:
             return read(orjson.loads(reply.body))
         except (ValueError, KeyError, TypeError) as error:
-            raise AnswerMalformed(f"{self._where.url}{path} has other facts than this.") from error
+            raise AnswerMalformed(
+                f"{self._address.url}{path} does not answer with the JSON of this API."
+            ) from error
 
     def _get_message(self, path: str, deadline: Deadline) -> bytes:
-        head = f"GET {self._where.prefix}{path}{self._lines}Accept: {JSON}\r\n"
+        head = f"GET {self._address.prefix}{path}{self._lines}Accept: {JSON}\r\n"
         return f"{head}{self._timeout_line(deadline)}\r\n".encode()
 
-    # --- trying ------------------------------------------------------------------------------
+    # --- retries -----------------------------------------------------------------------------
 
     def _exchange(
         self, message: Callable[[], bytes], deadline: Deadline, retries: int | None = None
     ) -> Steps[Reply]:
-        """A reply with status 200. What is asked changes nothing, so it may be asked again."""
+        """A reply with status 200. No request changes anything, so each may be sent again."""
         retries = self._retries if retries is None else retries
         tries, fresh = 0, False
         while True:
             if self._left(deadline) <= 0:
-                raise deadline.is_over()
+                raise deadline.exceeded()
             outcome: Reply | ClientError = yield Send(message(), deadline, fresh)
-            asked_to_wait = 0.0
+            retry_after = 0.0
             if isinstance(outcome, ClientError):
                 failure = outcome
             elif outcome.status == 200:
                 return outcome
             else:
                 failure = self._failure(outcome)
-                asked_to_wait = error_mapping.retry_after(outcome, self._clock.time_of_day())
+                retry_after = error_mapping.retry_after(outcome, self._clock.time_of_day())
             fresh = isinstance(failure, Dropped) and failure.reused
             if fresh:
-                continue  # the server had closed an idle connection: nothing is wrong
+                continue  # servers may close idle connections: this is no failed try
             tries += 1
             failure.tries = tries
-            if not isinstance(failure, error_mapping.WORTH_ANOTHER_TRY) or tries > retries:
+            if not isinstance(failure, error_mapping.RETRIED) or tries > retries:
                 raise failure
             longest = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
-            pause = asked_to_wait + self._clock.chance() * longest
+            pause = retry_after + self._clock.chance() * longest
             if pause >= self._left(deadline):
-                raise failure  # the next try would come too late
+                raise failure  # the next try would begin after the deadline
             yield Pause(pause)
 
     def _failure(self, reply: Reply) -> ClientError:
-        return error_mapping.failure(reply, self._where, with_key=self._has_key)
+        return error_mapping.status_error(reply, self._address, with_key=self._has_key)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         seconds = self._timeout if timeout is None else _positive(timeout)
@@ -274,8 +281,8 @@ class Core:
         return deadline.at - self._clock.monotonic()
 
     def _timeout_line(self, deadline: Deadline) -> str:
-        """How long the answer is of use. In two digits, so that requests have the same few heads,
-        which the server knows by heart; never less than is left."""
+        """Tells the server how long the answer is of use; never less than is left. Two digits, so
+        that requests have few different request heads: the server caches those it has parsed."""
         left = max(self._left(deadline), 1e-3)
         unit = 10.0 ** (math.floor(math.log10(left)) - 1)
         return f"DSS-Timeout: {math.ceil(left / unit - 1e-9) * unit:g}\r\n"

@@ -1,18 +1,24 @@
-"""Which failure a reply with another status than 200 is, and when to try again."""
+"""Maps what went wrong, a reply's status or a broken connection, to the client's named errors."""
 
+import os
 import re
+import ssl
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 import orjson
 
+from service.client.address import Address
+from service.client.deadline import Deadline
 from service.client.errors import (
     AnswerMalformed,
     ClientError,
     DeadlineExceeded,
+    Dropped,
     ModelNotFound,
     NotAuthorized,
+    NotTrusted,
     Overloaded,
     PartTooLarge,
     Problem,
@@ -21,7 +27,7 @@ from service.client.errors import (
     Unavailable,
     WrongAddress,
 )
-from service.client.http1 import Address, Reply
+from service.client.http1 import NOT_HTTP, Reply
 
 KINDS: Mapping[int, type[ClientError]] = {
     401: NotAuthorized,
@@ -33,27 +39,33 @@ KINDS: Mapping[int, type[ClientError]] = {
     503: Unavailable,
     504: DeadlineExceeded,
 }
-WORTH_ANOTHER_TRY = (Overloaded, Unavailable)
+RETRIED = (Overloaded, Unavailable)
 NOT_FOUND = re.compile(r"urn:dss:problem:(model|version|label)-not-found")
 
 
-def failure(reply: Reply, where: Address, *, with_key: bool) -> ClientError:
+# --- replies ---------------------------------------------------------------------------------
+
+
+def status_error(reply: Reply, address: Address, *, with_key: bool) -> ClientError:
+    """The error of a reply whose status is not 200."""
     problem = _problem(reply)
     status = reply.status
-    said = problem.detail or f"{where.url} answered with status {status} ({_phrase(status)})."
+    sentence = problem.detail or f"{address.url} answered with status {status} ({_phrase(status)})."
     if status == 401:
-        said = f"{where.url} wants an API key: pass api_key=, or set DSS_API_KEY."
+        sentence = f"{address.url} wants an API key: pass api_key=, or set DSS_API_KEY."
         if with_key:
-            said = f"{where.url} does not know this API key."
+            sentence = f"{address.url} does not know this API key."
     elif status == 404 and not NOT_FOUND.fullmatch(problem.type or ""):
-        said = f"{where.url} has no such path: it may not be a service of this project."
-        return WrongAddress(said, problem)
+        sentence = f"{address.url} has no such path: it may not be a server of this project."
+        return WrongAddress(sentence, problem)
     elif status == 404:
-        return ModelNotFound(said, problem)
+        return ModelNotFound(sentence, problem)
     elif 300 <= status < 400:
-        said = f"{where.url} sends elsewhere: {reply.header(b'location')!r:.200} may be the URL."
-        return WrongAddress(said, problem)
-    return _kind(status)(said, problem)
+        sentence = (
+            f"{address.url} redirects to {reply.header(b'location')!r:.200}: pass that as the URL."
+        )
+        return WrongAddress(sentence, problem)
+    return _kind(status)(sentence, problem)
 
 
 def _kind(status: int) -> type[ClientError]:
@@ -65,7 +77,7 @@ def _kind(status: int) -> type[ClientError]:
 
 
 def _problem(reply: Reply) -> Problem:
-    """What the document says, if there is one: a proxy may have answered."""
+    """What the problem document says; a proxy's reply may have none."""
     request_id = reply.header(b"x-request-id") or None
     try:
         document = orjson.loads(reply.body)
@@ -85,11 +97,11 @@ def _phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
-        return "which HTTP does not have"
+        return "unknown to HTTP"
 
 
 def retry_after(reply: Reply, now: float) -> float:
-    """Seconds for which the server wants to be left alone; `now` is the time of day."""
+    """The seconds of a reply's Retry-After header; `now` is the time of day."""
     value = reply.header(b"retry-after").strip()
     if value.isdecimal():
         return float(value[:9])
@@ -97,3 +109,44 @@ def retry_after(reply: Reply, now: float) -> float:
         return max(parsedate_to_datetime(value).timestamp() - now, 0.0)
     except (ValueError, OverflowError):
         return 0.0
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def connect_error(address: Address, error: OSError, deadline: Deadline) -> ClientError:
+    """The error of a connection that could not be made."""
+    if isinstance(error, TimeoutError):
+        return deadline.exceeded()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NotTrusted(
+            f"The certificate of {address.url} is not trusted ({error.verify_message}):"
+            " verify= takes the file of its authority, or an ssl.SSLContext."
+        )
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return NotTrusted(f"No TLS is spoken with {address.url} ({error.reason}).")
+    return Unavailable(f"No server answers at {address.url} ({_reason(error)}).")
+
+
+def _reason(error: OSError) -> str:
+    """The system's words for it: asyncio and sockets have words of their own."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
+def exchange_error(
+    address: Address, error: Exception, deadline: Deadline, *, reused: bool
+) -> ClientError:
+    """The error of a request that got no whole reply on its connection."""
+    if isinstance(error, TimeoutError):
+        return deadline.exceeded()
+    if isinstance(error, NOT_HTTP):
+        return AnswerMalformed(f"What answers at {address.url} speaks no HTTP ({error}).")
+    if isinstance(error, ssl.SSLError) and not isinstance(
+        error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return NotTrusted(f"The TLS connection to {address.url} failed ({error.reason}).")
+    return Dropped(
+        f"{address.url} ended the connection before its answer was whole.", reused=reused
+    )

@@ -1,4 +1,4 @@
-"""What may go wrong for a client. Each text is one sentence, with the fix if one is known."""
+"""The errors that clients raise. Each text is one sentence, with the fix if one is known."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from service.errors import DSSError
 
 @dataclass(frozen=True)
 class Problem:
-    """What a server says of a request that it did not answer (RFC 9457)."""
+    """What a server says about a request that it refused (RFC 9457)."""
 
-    status: int | None = None  # None: no server said anything
+    status: int | None = None  # None: no server answered
     type: str | None = None  # such as urn:dss:problem:wrong-width
     title: str | None = None
     detail: str | None = None
-    request_id: str | None = None  # by which the server's log names the request
+    request_id: str | None = None  # the request's id in the server's log
 
 
 NO_PROBLEM = Problem()
 
 
 class ClientError(DSSError):
-    """Every failure of a client."""
+    """The base class of all of them."""
 
     def __init__(self, text: str, problem: Problem = NO_PROBLEM) -> None:
         super().__init__(text)
@@ -29,15 +29,15 @@ class ClientError(DSSError):
         self.title = problem.title
         self.detail = problem.detail
         self.request_id = problem.request_id
-        self.tries = 0  # how often the server was asked
+        self.tries = 0  # requests sent for this call
 
 
 class QueryRefused(ClientError):
-    """The query is wrong, and would be refused again. Without a status nothing was sent."""
+    """The query is wrong and would be refused again. If `status` is None, nothing was sent."""
 
 
 class PartTooLarge(QueryRefused):
-    """413: fewer rows may be taken."""
+    """413: fewer rows may be accepted."""
 
 
 class NotAuthorized(ClientError):
@@ -45,15 +45,15 @@ class NotAuthorized(ClientError):
 
 
 class ModelNotFound(ClientError):
-    """404: there is no such model, version or label."""
+    """404: there is no such model, version or alias."""
 
 
 class WrongAddress(ClientError):
-    """The URL is none, or what is there is not this service."""
+    """The URL is malformed, or another service answers there."""
 
 
 class NotTrusted(ClientError):
-    """TLS failed: a certificate that is not trusted, or a side that speaks no TLS."""
+    """TLS failed: the certificate is not trusted, or the server speaks no TLS."""
 
 
 class Overloaded(ClientError):
@@ -69,7 +69,7 @@ class Dropped(Unavailable):
 
     def __init__(self, text: str, *, reused: bool) -> None:
         super().__init__(text)
-        self.reused = reused  # it had been idle, and servers close those
+        self.reused = reused  # it had been idle; servers close idle connections
 
 
 class DeadlineExceeded(ClientError):
@@ -81,8 +81,8 @@ class ServerFailed(ClientError):
 
 
 class AnswerMalformed(ClientError):
-    """The answer is not one of this service."""
+    """What came is no answer of this service."""
 
 
 class ClientClosed(ClientError):
-    """The client was closed and is asked all the same."""
+    """The client was closed, or is used in another event loop."""

@@ -1,4 +1,4 @@
-"""What a server says of its models. A field that a newer server adds is left out."""
+"""What a server says about its models. Fields that only a newer server has are left out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """A version that is loaded."""
+    """A loaded version."""
 
     version: int
     n_classes: int
     hidden_size: int
     n_experts: int
-    labels: bool  # whether its classes have names
+    labels: bool  # whether its classes have labels
     created: str
     accuracy: float | None  # on the test rows of training
     trained_flops_speedup: float
-    flops_speedup: float | None  # of the rows answered so far; None before any
+    flops_speedup: float | None  # over the rows answered so far; None before any
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class FoundVersion:
 @dataclass(frozen=True)
 class ModelInfo:
     name: str
-    default: bool  # whether it answers when no model is named
-    version: int | None  # that answers when none is named
+    default: bool  # whether it answers requests that name no model
+    version: int | None  # answers requests that name none
     versions: tuple[VersionInfo, ...]
     refused: tuple[RefusedVersion, ...]
     found: tuple[FoundVersion, ...]  # all versions, newest first
-    labels: Mapping[str, int]  # where each label points
-    label_problems: Mapping[str, str]  # why a label is not where it should be
+    labels: Mapping[str, int]  # version aliases: the version of each
+    label_problems: Mapping[str, str]  # why an alias does not point where it should
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ExpertInfo:
     mean_seconds: float | None  # of one execution; None before any
 
 
-# These raise KeyError or TypeError if a document is not what it should be.
+# These raise KeyError or TypeError if the document has other fields or types.
 
 
 def models(document: Any) -> list[ModelInfo]:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Hidden vectors as the server wants them, in parts of a size that it takes.
+"""Hidden vectors as .npy bodies, in parts of a size that the server accepts.
 
 Shapes: B rows, D hidden, k answers.
 """
@@ -16,15 +16,15 @@ from service.client.errors import PartTooLarge, QueryRefused
 
 Rows = NDArray[np.floating[Any]]
 FLOAT16, FLOAT32 = np.dtype("<f2"), np.dtype("<f4")
-HEADER_BYTES = 128  # of a .npy file, at least for such arrays
-USUAL_K = 10
+HEADER_BYTES = 128  # of a .npy file of such an array
+DEFAULT_K = 10
 
 
 def rows(hidden: ArrayLike) -> Rows:
     """float32 or float16, [B,D], contiguous."""
     try:
         array = np.asarray(hidden)
-    except Exception as error:  # whatever another library's arrays raise
+    except Exception as error:  # arrays of other libraries raise anything
         raise QueryRefused(f"hidden cannot be read as an array: {error}") from error
     if array.dtype.kind not in "fiub":
         raise QueryRefused(f"hidden must hold numbers; its type is {array.dtype}.")
@@ -32,13 +32,13 @@ def rows(hidden: ArrayLike) -> Rows:
         array = array[np.newaxis]
     if array.ndim != 2:
         raise QueryRefused(
-            f"hidden has {array.ndim} dimensions; a row [D] or rows [B,D] are asked for,"
+            f"hidden has {array.ndim} dimensions; a row [D] or rows [B,D] are needed,"
             " and hidden.reshape(-1, D) makes rows of more."
         )
     if not array.size:
         raise QueryRefused(f"hidden has shape {list(array.shape)}: there is nothing to ask.")
     dtype = FLOAT16 if array.dtype == FLOAT16 else FLOAT32
-    with np.errstate(over="ignore"):  # the server says which number is too large
+    with np.errstate(over="ignore"):  # the server's error names the number that is too large
         return np.ascontiguousarray(array, dtype)
 
 
@@ -54,8 +54,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 @dataclass
 class PartLimits:
-    """How much one request may hold: what servers take if nobody has told them otherwise, and less
-    once one has refused a part."""
+    """How much one request may hold: a server's default limits, lowered when it refuses a part."""
 
     rows: int = 4096
     body_bytes: int = 8 * 2**20
@@ -65,17 +64,19 @@ class PartLimits:
         """Parts of about the same size."""
         row_bytes = whole.shape[1] * whole.dtype.itemsize
         most = min(
-            self.rows, (self.body_bytes - HEADER_BYTES) // row_bytes, self.answers // (k or USUAL_K)
+            self.rows,
+            (self.body_bytes - HEADER_BYTES) // row_bytes,
+            self.answers // (k or DEFAULT_K),
         )
         parts = math.ceil(len(whole) / max(most, 1))
         return [whole] if parts == 1 else np.array_split(whole, parts)
 
     def learn(self, refusal: PartTooLarge, part: Rows, k: int | None) -> None:
-        """Half of what was refused will do, or half of that."""
+        """Lowers the limit that was exceeded to half of the refused part."""
         half = len(part) // 2
         if refusal.type == "urn:dss:problem:too-many-rows":
             self.rows = half
         elif refusal.type == "urn:dss:problem:too-many-answers":
-            self.answers = half * (k or USUAL_K)
-        else:  # also of proxies
+            self.answers = half * (k or DEFAULT_K)
+        else:  # the size of a body, which proxies limit too
             self.body_bytes = HEADER_BYTES + half * part.shape[1] * part.dtype.itemsize

@@ -6,7 +6,7 @@ import pytest
 from helpers.clients import Connect
 from helpers.scripted_server import answer, scripted, top_k
 
-from service.client import Client, NotTrusted, WrongAddress, http1
+from service.client import Client, NotTrusted, WrongAddress, address
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 
@@ -23,7 +23,7 @@ ROW = [1.0, 2.0, 3.0, 4.0]
     ],
 )  # fmt: skip
 def test_addresses(url: str, found: tuple[Any, ...]) -> None:
-    assert tuple(http1.address(url)) == found
+    assert tuple(address.parse(url)) == found
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_threads_share_a_client(server: Running, engines: dict[int, Engine]) -> 
 
     with Client(server.url) as client, ThreadPoolExecutor(16) as threads:
         list(threads.map(ask, [client] * 16, rows))
-        assert len(client._sockets._idle) <= 16
+        assert len(client._connections._idle) <= 16
 
 
 def test_tasks_share_a_client(server: Running, engines: dict[int, Engine]) -> None:
@@ -211,7 +211,7 @@ def test_tasks_share_a_client(server: Running, engines: dict[int, Engine]) -> No
     async def ask() -> list[Answer]:
         async with AsyncClient(server.url) as client:
             found = await asyncio.gather(*(client.topk(batch, k=3) for batch in rows))
-            assert len(client._streams._idle) <= 100
+            assert len(client._connections._idle) <= 100
             return found
 
     for found, batch in zip(asyncio.run(ask()), rows, strict=True):

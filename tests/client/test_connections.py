@@ -160,7 +160,7 @@ def test_a_connection_with_something_unsent_is_not_used_again() -> None:
         async with AsyncClient(url, retries=0) as client:
             with pytest.raises(QueryRefused, match="Too large"):
                 await client.topk(LARGE)
-            assert client._streams._idle == []
+            assert client._connections._idle == []
             asked.set()
 
     with serving(refuse) as url:
@@ -232,7 +232,7 @@ def test_a_forked_process_has_connections_of_its_own() -> None:
         client.topk(ROW, k=2)
         child = os.fork()
         if child == 0:
-            os._exit(0 if not client._sockets._idle else 1)
+            os._exit(0 if not client._connections._idle else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         client.topk(ROW, k=2)
     assert server.connections == 1

@@ -46,7 +46,9 @@ def test_a_reply_may_be_cut_anywhere(cuts: list[int], form: str) -> None:
                 rest = rest[cut:]
         found.append(reader.feed(rest))
     replies = [reply for reply in found if reply is not None]
-    assert [(reply.status, reply.body, reply.keeps) for reply in replies] == [(200, body, True)] * 2
+    assert [(reply.status, reply.body, reply.keep_alive) for reply in replies] == [
+        (200, body, True)
+    ] * 2
     assert replies[0].header(b"dss-model") == "scripted"
     assert b"link" not in replies[0].headers
 

@@ -11,7 +11,8 @@ from helpers.scripted_server import top_k
 
 from service.client import DeadlineExceeded, NotAuthorized, QueryRefused
 from service.client.core import Send
-from service.client.http1 import Deadline, Reply
+from service.client.deadline import Deadline
+from service.client.http1 import Reply
 from service.client.rows import PartLimits
 
 # --- what is sent ----------------------------------------------------------------------------
@@ -152,4 +153,4 @@ def test_parts_have_one_deadline_together() -> None:
 
 
 def test_a_deadline_says_how_long_it_was() -> None:
-    assert "within 2.5 seconds" in str(Deadline(0.0, 2.5).is_over())
+    assert "within 2.5 seconds" in str(Deadline(0.0, 2.5).exceeded())

@@ -10,7 +10,7 @@ from helpers.scripted_server import answer, top_k
 from service.client import (
     ClientError,
     Unavailable,
-    http1,
+    address,
 )
 from service.client.core import Clock, Core, Pause, Send, Steps
 from service.client.http1 import Reply, ReplyReader
@@ -51,8 +51,8 @@ class Play:
 
     def __post_init__(self) -> None:
         clock = Clock(lambda: self.now, lambda: TIME_OF_DAY, lambda: self.chance)
-        address = http1.address("http://host:8000")
-        self.core = Core(address, clock=clock, **self.settings)
+        where = address.parse("http://host:8000")
+        self.core = Core(where, clock=clock, **self.settings)
         self._outcomes = iter(self.outcomes)
 
     def topk(self, hidden: Any = ROW, k: int | None = 2, **more: Any) -> Any:  # noqa: ANN401
