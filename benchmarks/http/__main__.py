@@ -32,7 +32,7 @@ from benchmarks.http.ratios import medians, ratios
 from benchmarks.http.run import Plan, measure
 from benchmarks.http.servers import SERVERS, NotServing, Server, versions_of
 from benchmarks.http.wrk import WRK, LoadFailed
-from service.bench.target import ServerNotStarted
+from service.bench.server import ServerNotStarted
 from service.system.machine import machine
 
 RESULTS = Path("benchmarks/results/http.json")

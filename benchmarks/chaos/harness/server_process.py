@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.bench import proc_stats, server
-from service.bench.target import ServerProcess
+from service.bench.server import ServerProcess
 
 # The models folder is looked at more often than usual, so that a scenario need not wait.
 WATCHING = {"DSS_REPOSITORY__POLL_SECONDS": "0.2"}
