@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.engines import __main__, graph_indexes, ratios, report, scaling, scaling_report
+from benchmarks.engines import (
+    __main__,
+    graph_indexes,
+    measure,
+    ratios,
+    report,
+    scaling,
+    scaling_report,
+)
 from benchmarks.engines.byte_floor import ByteFloor
 from benchmarks.engines.contestants import FULL, OURS, PEER, some
 from benchmarks.engines.random_bundles import Shape, random_rows, write_random
@@ -193,14 +201,14 @@ def test_the_crossover_is_told_in_words() -> None:
 
 
 def test_bundles_are_named_apart() -> None:
-    assert __main__.names_of([Path("a/ds/1"), Path("a/int8/1")]) == ["ds", "int8"]
-    assert __main__.names_of([Path("a/ds/1"), Path("a/ds/2")]) == ["a/ds/1", "a/ds/2"]
+    assert measure.names_of([Path("a/ds/1"), Path("a/int8/1")]) == ["ds", "int8"]
+    assert measure.names_of([Path("a/ds/1"), Path("a/ds/2")]) == ["a/ds/1", "a/ds/2"]
 
 
 def test_answers_are_compared_with_labels_and_best() -> None:
     best = np.arange(10)[None]
     answers = np.array([[1, 0, 2, 3, 4, 90, 91, 92, 93, 94]])
-    found = __main__.compared(answers, np.array([0]), best)
+    found = measure.compared(answers, np.array([0]), best)
     assert found["accuracy"] == {"1": 0.0, "5": 1.0, "10": 1.0}
     assert found["precision"] == {"1": 0.0, "5": 1.0, "10": 0.5}
 
@@ -260,7 +268,7 @@ def test_a_tiny_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return imported(module, package)
 
     monkeypatch.setattr(graph_indexes, "imported", without_usearch)
-    monkeypatch.setattr(__main__, "HASTY", __main__.Effort(rounds=2, calls=5, batches=1, batch=8))
+    monkeypatch.setattr(__main__, "HASTY", measure.Effort(rounds=2, calls=5, batches=1, batch=8))
     monkeypatch.setattr(__main__, "LARGE_EXPERTS", TINY)
     write_random(tmp_path / "tiny/1", TINY)
     hidden, head = random_rows(40, TINY.hidden_size, 1), random_rows(TINY.n_classes, 16, 2)
