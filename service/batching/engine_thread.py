@@ -200,20 +200,21 @@ class EngineThread:
             return "Others are refused until a new thread has answered a row."
         if self.alive:
             return "The model is being closed."
-        return f"So did {self._given_up - 1} threads before: the process must be restarted."
+        before = self._given_up - 1
+        return f"{before} threads before it failed as well: the process must be restarted."
 
     def _probe(self) -> None:
         """Ask the new thread for a row; if it does not answer, the watch gives it up as well."""
         if self.stopping:
             return
-        job = self._calls.job(self._calls.probe_row, PROBE)
+        thread, job = self.thread, self._calls.job(self._calls.probe_row, PROBE)
         self.add(job)
         self.compute_queue()
 
         def probed(done: "asyncio.Future[Answered]") -> None:
             if not done.cancelled() and done.exception() is None:
                 logger.info("The engine of %s answers again.", self._calls.name)
-            elif self.failed and self.alive and not self.stopping:
+            elif self.thread is thread:  # if it was given up, the next one is asked anyway
                 asyncio.get_running_loop().call_later(PROBE_SECONDS, self._probe)
 
         job.future.add_done_callback(probed)
