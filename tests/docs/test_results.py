@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from benchmarks import client, summary
+from benchmarks import summary
 from benchmarks.chaos import tables as chaos_tables
+from benchmarks.client import report as client_report
 from benchmarks.engines import backends, report, scaling_report
 from benchmarks.http import metrics, sizing
 from benchmarks.http import tables as http_tables
@@ -48,7 +49,7 @@ RENDERED = [
         "choosing",
         lambda: choosing_report.markdown(results("choosing"), "images/choosing.svg"),
     ),
-    ("docs/client.md", "client", lambda: client.rendered(results("client"))),
+    ("docs/client.md", "client", lambda: client_report.rendered(results("client"))),
     ("docs/scaling.md", "sizing", lambda: sizing.rendered(results("sizing"))),
 ]
 
