@@ -57,7 +57,7 @@ def size(n_experts: int) -> int:
 
 
 @cache
-def compiled_tally() -> AddCall:
+def compiled_add_call() -> AddCall:
     """`add_call` as machine code; call it while models are loaded, never in a request."""
     from numba import types
 
