@@ -1,7 +1,7 @@
-"""Reads a .npy body from a stranger: two-dimensional floats, and nothing else.
+"""The .npy format of requests and answers; reading trusts nothing that a client sent.
 
-The header is only ever compared with the bytes that are there; no array is allocated from what it
-claims, and nothing is unpickled.
+A request must hold two-dimensional floats and nothing else. The header is only ever compared with
+the bytes that are there; no array is allocated from what it claims, and nothing is unpickled.
 """
 
 import ast
@@ -53,7 +53,7 @@ def write(array: NDArray[Any]) -> bytes:
 
 
 def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What stands before the data in a .npy file."""
+    """The bytes before the data in a .npy file."""
     buffer = io.BytesIO()
     claims = {
         "descr": np.lib.format.dtype_to_descr(dtype),
@@ -78,7 +78,7 @@ def answer_record(k: int) -> np.dtype[np.void]:
 
 
 def _layout(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, int], int]:
-    """Type and shape of the array in a file of `size` bytes that begins so, and where it begins."""
+    """Type and shape of the array in a file of `size` bytes, and where its data begins."""
     header, start = _header(head)
     if set(header) != {"descr", "fortran_order", "shape"}:
         raise MalformedNpy("The .npy header must hold descr, fortran_order and shape.")
@@ -110,7 +110,7 @@ def _layout(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, int], int
     return dtype, shape, start
 
 
-_known_layout = lru_cache(maxsize=256)(_layout)  # clients send the same few headers again and again
+_known_layout = lru_cache(maxsize=256)(_layout)  # clients repeat the same few headers
 
 
 def _header(body: bytes) -> tuple[dict[Any, Any], int]:

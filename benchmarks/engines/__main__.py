@@ -25,17 +25,8 @@ import click
 
 from benchmarks.engines import report
 from benchmarks.engines.contestants import K
-from benchmarks.engines.measure import (
-    HASTY,
-    THOROUGH,
-    Data,
-    Effort,
-    large_experts,
-    measure,
-    names_of,
-    read_data,
-    served,
-)
+from benchmarks.engines.data import Data, read_data, served
+from benchmarks.engines.measure import HASTY, THOROUGH, Effort, large_experts, measure, names_of
 from benchmarks.engines.random_bundles import Shape
 from benchmarks.engines.ratios import ratios
 from service import bundle as bundles

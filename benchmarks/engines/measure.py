@@ -13,20 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.engines import contestants
-from benchmarks.engines.byte_floor import ByteFloor
-from benchmarks.engines.contestants import OURS, Contestant, K
+from benchmarks.engines.contestants import OURS, Contestant
+from benchmarks.engines.data import Data, Served, served
 from benchmarks.engines.graph_indexes import GRAPHS, graphs
 from benchmarks.engines.random_bundles import Shape, random_rows, write_random
 from benchmarks.engines.ratios import microseconds
 from benchmarks.engines.timing import Rows, Times, call_times, in_turns, one_thread, summary
-from service import bundle as bundles
-from service.bundle import Bundle, Precision
+from service.bundle import Precision
 from service.bundle.manifest import RECALL_AT
-from service.engine import Engine
-from trainer.baselines.measurement import spread
 from trainer.baselines.method import PackageMissing
-from trainer.data.arrays import Head, chunks, open_head, open_vectors
-from trainer.evaluation.full_scan import full_topk, rows_at_once
+from trainer.data.arrays import chunks
+from trainer.evaluation.full_scan import rows_at_once
 
 LARGE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 WARM_UP = 20
@@ -44,55 +41,7 @@ THOROUGH = Effort(rounds=11, calls=300, batches=4)
 HASTY = Effort(rounds=2, calls=30, batches=1)
 
 
-@dataclass(frozen=True)
-class Data:
-    hidden: Rows  # [M,D]
-    labels: NDArray[np.int64]  # [M]
-    head: Head
-    best: NDArray[np.int64]  # [M,10] the full softmax's own answers
-
-
-@dataclass(frozen=True)
-class Served:
-    """A bundle with the rows that it is asked for, and the floor below them."""
-
-    name: str
-    bundle: Bundle
-    hidden: Rows  # [M,D]
-    experts: NDArray[np.int64]  # [M] that the gate chooses
-    floor: ByteFloor
-
-    @property
-    def flops_speedup(self) -> float:
-        manifest = self.bundle.manifest
-        counts = np.bincount(self.experts, minlength=manifest.n_experts)
-        shares = (counts / len(self.experts)).tolist()
-        return bundles.flops_speedup(manifest.n_classes, self.bundle.expert_costs, shares)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {
-            "precision": self.bundle.manifest.precision,
-            "flops_speedup": round(self.flops_speedup, 2),
-        }
-
-
 # --- what takes part ---------------------------------------------------------------------------
-
-
-def read_data(hidden: Path, labels: Path, head: Path, rows: int) -> Data:
-    full = open_head(head)
-    n_classes, hidden_size = full.weight.shape
-    vectors = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
-    places = spread(len(vectors.labels), rows)
-    chosen = np.ascontiguousarray(vectors.hidden[places], np.float32)
-    wanted = vectors.labels[places].astype(np.int64)
-    return Data(chosen, wanted, full, full_topk(chosen, full, RECALL_AT[-1]))
-
-
-def served(name: str, bundle: Bundle, hidden: Rows) -> Served:
-    experts = Engine(bundle).topk(hidden, K).experts
-    return Served(name, bundle, hidden, experts, ByteFloor.of(bundle))
 
 
 def large_experts(folder: Path, shape: Shape, n_rows: int) -> list[Served]:

@@ -33,20 +33,20 @@ class Bundle:
     # other: [D,V], or [V,D] if candidates' rows are gathered from it.
     weights: NDArray[np.floating[Any]] | None = None  # [R D] float32, or float16
     quantised: NDArray[np.int8] | None = None  # [R D] always [V,D] by [V,D]
-    head: "Bundle | None" = None  # the full softmax as a layer of one expert, if it was asked for
+    head: "Bundle | None" = None  # the full softmax as a layer of one expert, if `read` was told to
 
     @property
     def expert_costs(self) -> tuple[float, ...]:
-        """Of all experts, for no more answers than an approximated one has candidates."""
+        """`expert_cost` of every expert, for one answer."""
         return tuple(self.expert_cost(expert) for expert in range(self.manifest.n_experts))
 
     def cost_of(self, expert_rows: NDArray[np.int64], k: int) -> float:
-        """What rows [K] of each expert cost together, as `expert_cost` counts."""
+        """The sum of `expert_cost` over the rows [K] that each expert was searched for."""
         searched = np.flatnonzero(expert_rows).tolist()
         return sum(int(expert_rows[e]) * self.expert_cost(e, k) for e in searched)
 
     def expert_cost(self, expert: int, k: int = 1) -> float:
-        """What a row's k answers cost, in classes scored exactly: D multiply-adds each."""
+        """The cost of one row's k answers, in classes scored exactly: D multiply-adds each."""
         size, preview = self.manifest.expert_sizes[expert], self.previews[expert]
         return float(size) if preview is None else preview.cost(size, self.manifest.hidden_size, k)
 
@@ -54,7 +54,7 @@ class Bundle:
         return self.classes[self.offsets[expert] : self.offsets[expert + 1]]
 
     def expert_weight(self, expert: int) -> NDArray[np.float32]:
-        """An expert's matrix [V,D], whatever way it is stored."""
+        """An expert's matrix [V,D] in float32, however it is stored."""
         model = self.expert_models[expert]
         if model is None:
             return np.empty((0, self.manifest.hidden_size), np.float32)
@@ -67,7 +67,7 @@ class Bundle:
         return self.quantised is not None or self.previews[expert] is not None
 
     def gathered(self, expert: int) -> int:
-        """At least so many candidates' rows are gathered for each row; 0 if all are scored."""
+        """The fewest weight rows that are gathered for a query row; 0 if all classes are scored."""
         preview = self.previews[expert]
         if preview is not None:
             return preview.candidates

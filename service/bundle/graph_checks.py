@@ -1,4 +1,4 @@
-"""The ONNX graphs of a bundle as they are read: what is not plain and as expected is refused.
+"""Checks the ONNX graphs of a bundle before they are used; only the expected kind passes.
 
 B rows, D hidden, K experts, V classes of one expert, N classes in all.
 """
@@ -24,7 +24,7 @@ from service.errors import GraphForbidden, GraphMalformed, ShapeWrong
 
 @dataclass(frozen=True)
 class Signature:
-    """What a reader insists on; None stands for a size chosen per call."""
+    """What a graph must look like; None stands for a size chosen per call."""
 
     inputs: dict[str, tuple[int, tuple[int | None, ...]]]
     outputs: dict[str, tuple[int, int]]  # name -> type, rank
@@ -68,14 +68,14 @@ ALLOWED_OPERATORS = {
     "ScatterElements", "Softmax", "Squeeze", "TopK", "Transpose", "Unsqueeze",
 }  # fmt: skip
 
-# Who may read the arrays that an approximated expert's cost is worked out from: were W multiplied
-# as a whole, the preview would save nothing.
+# The operators that may read the arrays from which an approximated expert's cost is computed: if W
+# were multiplied as a whole, the preview would save nothing.
 PREVIEW_READERS = {"P": "Gemm", "Q": "Gemm", "candidates": "Max", "W": "Gather"}
 INT8_READERS = {"W8": "Transpose", "scale": "Mul", "per_answer": "Mul", "at_least": "Max"}
 
 
 def check_graph(name: str, content: bytes, signature: Signature) -> PreviewSize | None:
-    """Refuse anything but a plain graph of the expected shape that holds or names what it needs.
+    """Refuses anything but a plain graph of the expected shape that holds or names what it needs.
 
     Returns the size of the graph's preview, if it has one.
     """
@@ -92,7 +92,7 @@ def check_graph(name: str, content: bytes, signature: Signature) -> PreviewSize 
 
 
 def _forbid_escapes(name: str, model: onnx.ModelProto, signature: Signature) -> None:
-    """No code from elsewhere, no control flow, and no bytes but from where they must be."""
+    """Refuses custom operators, functions, control flow and data in unexpected files."""
     for opset in model.opset_import:
         if opset.domain not in ("", "ai.onnx"):
             raise GraphForbidden(f"{name} uses operators of the domain {opset.domain!r}.")
@@ -179,7 +179,7 @@ def _check_readers(name: str, graph: onnx.GraphProto, expected: Mapping[str, str
 def _check_int8(
     name: str, graph: onnx.GraphProto, initializers: Initializers, shape: tuple[int, int]
 ) -> None:
-    """How many classes an int8 expert scores exactly is the format's to say."""
+    """Refuses another number of exactly scored classes than the format prescribes."""
     _check_array(name, initializers, "scale", shape[:1])
     for which, value in (("per_answer", RESCORED_PER_ANSWER), ("at_least", RESCORED_AT_LEAST)):
         _check_array(name, initializers, which, (1,), INT64)
@@ -191,7 +191,7 @@ def _check_int8(
 def _check_preview(
     name: str, graph: onnx.GraphProto, initializers: Initializers, shape: tuple[int, int]
 ) -> PreviewSize:
-    """What an approximated expert computes is told by its arrays, so they must be what it uses."""
+    """The preview's size from its arrays, which must be those that the graph computes with."""
     size, hidden_size = shape
     window = initializers["P"].dims[0] if "P" in initializers and initializers["P"].dims else 0
     if not 1 <= window <= hidden_size:

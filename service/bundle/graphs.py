@@ -1,4 +1,4 @@
-"""The ONNX graphs of a bundle: the gate and its experts, as they are built.
+"""Builds the ONNX graphs of a bundle: the gate and its experts.
 
 B rows, D hidden, K experts, V classes of one expert, N classes in all, g experts asked for,
 k answers asked for, w directions of a preview, c candidates.
@@ -45,7 +45,7 @@ Matrix = NDArray[np.float32] | External
 
 @dataclass(frozen=True)
 class PreviewSize:
-    """How much an approximated expert computes."""
+    """What the cost of an approximated expert depends on."""
 
     window: int  # w
     candidates: int  # c for few answers; more answers than that need as many candidates

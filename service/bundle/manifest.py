@@ -1,4 +1,4 @@
-"""What a bundle says of itself: manifest.json, checked before anything else is read."""
+"""manifest.json, which describes a bundle; it is checked before any other file is read."""
 
 import hashlib
 import json
@@ -36,8 +36,8 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class GateFacts(BaseModel):
-    """How sure the gate was of its first choice: the shares of rows whose value was at most the
-    first edge, between that and the second, and so on."""
+    """A histogram of the best gate values: the shares of rows whose value was at most the first
+    edge, between that and the second, and so on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class TrainingFacts(BaseModel):
     accuracy: float | None = Field(default=None, allow_inf_nan=False)
     full_accuracy: float | None = Field(default=None, allow_inf_nan=False)
     gates: GateFacts | None = None
-    # Of the full softmax's first 1, 5 and 10, the share that is among the layer's own.
+    # At each of RECALL_AT: the share of the full softmax's best k that is among the layer's own.
     head_recall: dict[Literal["1", "5", "10"], Share] | None = None
 
 
@@ -87,7 +87,7 @@ class Manifest(BaseModel):
     labels: bool
     samples: int = Field(ge=0)
     training: TrainingFacts
-    head: bool = False  # a full softmax is shipped, to compare answers with
+    head: bool = False  # the bundle holds the full softmax, to compare answers with
     files: dict[str, FileEntry]
 
 

@@ -39,10 +39,10 @@ LARGEST_FILE = 2**31 - 1
 
 
 def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool = False) -> Bundle:
-    """Read and verify a bundle; every way it can be wrong is a BundleError of its own.
+    """Reads and verifies a bundle; every way it can be wrong is a BundleError of its own.
 
-    Nothing of it stays open: what becomes of the files afterwards changes no answer. A head that
-    is shipped is as large as all experts or larger, so it is left alone unless it is asked for.
+    No file stays open: changing or deleting the files afterwards changes no answer. A head is as
+    large as all experts or larger, so it is only read with `head=True`.
     """
     manifest = read_manifest(path)
     wanted = {
@@ -75,7 +75,7 @@ def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool 
         previews.append(preview)
     if HEAD_GRAPH in files:
         _check_head(files[HEAD_GRAPH], manifest)
-    # Last, because they are large: nothing is copied for a bundle that is wrong in small things.
+    # Last, because they are large: nothing is copied of a bundle whose small files are wrong.
     copied = {
         name: _copied_file(path, name, entry, snapshot)
         for name, entry in wanted.items()
@@ -110,7 +110,7 @@ def _check_head(graph: bytes, manifest: Manifest) -> None:
 
 
 def _head_layer(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bundle:
-    """One expert with all classes, which every row goes to with a gate value of 1."""
+    """The full softmax as a bundle of one expert, whose gate value is always 1."""
     manifest = made.manifest
     one = manifest.model_copy(
         update={
@@ -133,7 +133,7 @@ def _head_layer(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bun
 
 
 def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
-    """What an expert's graph keeps outside itself, given where its classes begin."""
+    """The arrays that an expert's graph must keep outside itself; its classes begin at `first`."""
     if manifest.format_version == 1:
         return {}
     hidden_size = manifest.hidden_size
@@ -149,7 +149,7 @@ def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
 
 
 def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) -> memoryview:
-    """A large file's bytes in memory that processes may share, and that nobody can change."""
+    """A large file's bytes in sealed memory that processes may share."""
     return snapshot(_checked_file(folder, name, entry), entry.bytes, entry.sha256)
 
 

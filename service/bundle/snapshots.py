@@ -1,9 +1,9 @@
-"""A file's bytes as they were when they were checked, whatever becomes of the file afterwards.
+"""Copies large files into sealed memory, so that what was checked is what answers.
 
-A mapped file changes when somebody overwrites it, and kills the process when somebody shortens it.
-So a file is copied once into memory that nobody can change any more: an anonymous file, sealed
-before its checksum is worked out. Workers of one server share a copy: each shows the others, in
-their folder, under which descriptor it holds what.
+A mapped file changes when it is overwritten, and kills the process when it is shortened. So a file
+is copied once into an anonymous file (memfd), which is sealed against changes before its checksum
+is computed. Workers of one server share a copy: each announces in their common folder which file it
+holds under which descriptor.
 """
 
 import fcntl
@@ -21,12 +21,12 @@ from service import errors
 
 logger = logging.getLogger(__name__)
 
-# What has the bytes of a file, given its path, size and SHA-256.
+# Returns the bytes of a file, given its path, size and SHA-256.
 Snapshot = Callable[[Path, int, str], memoryview]
 
 CHUNK_BYTES = 2**22
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-SHOWN = re.compile(r"[0-9a-f]{64}\.(\d+)\.(\d+)")  # SHA-256, process, descriptor
+ANNOUNCED = re.compile(r"[0-9a-f]{64}\.(\d+)\.(\d+)")  # SHA-256, process, descriptor
 
 
 def private_copy(file: Path, size: int, sha256: str) -> memoryview:
@@ -45,8 +45,8 @@ def private_copy(file: Path, size: int, sha256: str) -> memoryview:
 class SharedSnapshots:
     """Copies that the workers of one server have in common; `folder` is theirs alone.
 
-    A copy lives as long as somebody maps it. It is found with any worker that is alive, so the
-    one that made it may die.
+    A copy exists as long as some worker maps it. Any worker that maps it announces it, so the
+    worker that made it may exit.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,10 @@ class SharedSnapshots:
         try:
             lock = (self._folder / f"lock-{sha256[0]}").open("w")
         except OSError:  # a full disk
-            logger.warning("A copy cannot be shared with the other workers.", exc_info=True)
+            logger.warning(
+                "The workers' folder cannot be written; this worker makes a copy of its own.",
+                exc_info=True,
+            )
             return private_copy(file, size, sha256)
         with lock:
             # One worker copies and the others wait for it; the lock ends with its holder.
@@ -68,19 +71,19 @@ class SharedSnapshots:
             descriptor = self._others(size, sha256)
             if descriptor is None:
                 descriptor = _copied(file, size)
-            shown = self._folder / f"{sha256}.{os.getpid()}.{descriptor}"
-            content = _mapped_while_used(descriptor, size, shown)
+            announced = self._folder / f"{sha256}.{os.getpid()}.{descriptor}"
+            content = _mapped_and_announced(descriptor, size, announced)
             _check(content, sha256, file)
-            _show(shown)
+            _announce(announced)
         return content
 
     def _others(self, size: int, sha256: str) -> int | None:
         """A descriptor of the copy that some live worker has."""
-        for shown in self._folder.glob(f"{sha256}.*"):
-            descriptor = _opened(shown, size)
+        for announced in self._folder.glob(f"{sha256}.*"):
+            descriptor = _open_announced(announced, size)
             if descriptor is not None:
                 return descriptor
-            shown.unlink(missing_ok=True)  # its worker has died
+            announced.unlink(missing_ok=True)  # its worker is gone
         return None
 
 
@@ -121,32 +124,35 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
     return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
-def _mapped_while_used(descriptor: int, size: int, shown: Path) -> memoryview:
-    """The descriptor is closed, and no longer shown, when nobody uses the bytes any more."""
+def _mapped_and_announced(descriptor: int, size: int, announced: Path) -> memoryview:
+    """Maps a copy; once its bytes are no longer used, closes it and ends the announcement."""
     try:
         mapped = _mapped(descriptor, size)
     except BaseException:
         os.close(descriptor)
         raise
-    weakref.finalize(mapped, _let_go, descriptor, shown).atexit = False
+    weakref.finalize(mapped, _withdraw, descriptor, announced).atexit = False
     return memoryview(mapped)
 
 
-def _let_go(descriptor: int, shown: Path) -> None:
-    shown.unlink(missing_ok=True)
+def _withdraw(descriptor: int, announced: Path) -> None:
+    announced.unlink(missing_ok=True)
     os.close(descriptor)
 
 
-def _show(shown: Path) -> None:
+def _announce(announced: Path) -> None:
     try:
-        shown.touch()
+        announced.touch()
     except OSError:  # a full disk; the others make a copy of their own
-        logger.warning("A copy cannot be shown to the other workers.", exc_info=True)
+        logger.warning(
+            "The workers' folder cannot be written; other workers make copies of their own.",
+            exc_info=True,
+        )
 
 
-def _opened(shown: Path, size: int) -> int | None:
-    """What another worker shows, if it is what it should be."""
-    match = SHOWN.fullmatch(shown.name)
+def _open_announced(announced: Path, size: int) -> int | None:
+    """The descriptor that another worker announces, if it is sealed and of the right size."""
+    match = ANNOUNCED.fullmatch(announced.name)
     if match is None:
         return None
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -158,7 +164,7 @@ def _opened(shown: Path, size: int) -> int | None:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
         if sealed and os.fstat(descriptor).st_size == size:
             return descriptor
-    except OSError:  # not memory at all: the worker's number is another process's now
+    except OSError:  # not a memfd: the worker is gone and its number belongs to another process
         pass
     os.close(descriptor)
     return None

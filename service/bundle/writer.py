@@ -60,9 +60,10 @@ def write(
     head: NDArray[np.float32] | None = None,  # [N,D] the full softmax, to compare answers with
     head_bias: NDArray[np.float32] | None = None,  # [N]
 ) -> Bundle:
-    """Write a bundle to a folder that must not exist yet, and read it back verified.
+    """Writes a bundle to a folder that must not exist yet, and reads it back verified.
 
-    Files go to a temporary sibling that is renamed when complete, so `path` never holds a part.
+    Files go to a temporary folder beside it that is renamed when complete, so `path` never holds
+    half a bundle.
     """
     if path.exists():
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
@@ -175,7 +176,7 @@ def _head_files(
     bias: NDArray[np.float32] | None,  # [N]
     precision: Precision,
 ) -> dict[str, bytes | memoryview]:
-    """A full softmax, as an expert that holds every class."""
+    """The graph and the matrix of the full softmax, an expert that holds every class."""
     dtype, stored = STORED[precision]
     n_classes, hidden_size = weight.shape
     outside = External(WEIGHTS, 0, dtype, (hidden_size, n_classes))

@@ -1,4 +1,4 @@
-"""What an engine asks of whatever does its arithmetic.
+"""The interface of the backends, which do an engine's arithmetic.
 
 B rows, D hidden, K experts, k answers.
 """
@@ -19,13 +19,15 @@ class Backend(ABC):
     def topk(self, hidden: NDArray[np.float32], k: int, experts: int) -> TopK:
         """The k best classes of rows [B,D], contiguous, in their `experts` best experts.
 
-        The best gate value is a row's inverse temperature in whichever expert is searched, and a
-        lower-ranked expert's log-probabilities are lowered by how much less the gate trusts it. A
-        row whose experts hold fewer than k classes between them goes on to its next-best ones.
+        The best gate value is a row's inverse temperature in whichever expert is searched. To a
+        lower-ranked expert's log-probabilities the log of its gate value relative to the best one
+        is added. A row whose experts hold fewer than k classes between them goes on to its
+        next-best ones.
         Raises NotFinite.
         """
 
 
 def not_finite(hidden: NDArray[np.float32]) -> NotFinite:
+    """The error that names the first row with a NaN or an infinity."""
     row = int(np.argmin(np.isfinite(hidden).all(axis=1)))
     return NotFinite(f"Row {row} holds a NaN or an infinity.")

@@ -1,4 +1,4 @@
-"""A bundle's numbers in compiled loops.
+"""The backend that answers from a bundle's numbers in compiled loops.
 
 B rows, D hidden, K experts, R classes of all experts, k answers, g experts searched.
 """
@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 from service.bundle import Bundle, graphs
 from service.engine.backend import Backend, not_finite
 from service.engine.kernels import search
+from service.engine.kernels.gate import rank_experts
+from service.engine.kernels.layer import Layer, pack
 from service.errors import BackendUnsuitable
 from service.topk import TopK
 
-INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)  # half as fast to look up by type
-ROWS_PER_THREAD = 16  # fewer are not worth handing over
+INT64, FLOAT32 = (
+    np.dtype(np.int64),
+    np.dtype(np.float32),
+)  # np.empty takes twice as long to look up a type
+ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
 
 
 class CompiledBackend(Backend):
@@ -34,7 +39,7 @@ class CompiledBackend(Backend):
         weights, biases, scales = _numbers(bundle)
         halves = weights.dtype == np.uint16
         self._kernel = search.answer_from(np.uint16 if halves else np.float32)
-        self._layer = search.Layer(
+        self._layer = Layer(
             *self._gate,
             weights,
             biases,
@@ -44,7 +49,7 @@ class CompiledBackend(Backend):
             bundle.classes,
             bundle.manifest.n_classes,
         )
-        self._table = self._layer.table
+        self._packed = pack(self._layer)
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
@@ -53,7 +58,7 @@ class CompiledBackend(Backend):
         ranked, gates = np.empty(n * experts, INT64), np.empty(n * experts, FLOAT32)
         if self._pool is None or n < 2 * ROWS_PER_THREAD:
             return self._answer(hidden, False, ranked, gates, k)
-        gate_nanoseconds = search.rank_experts(hidden, *self._gate, ranked, gates)
+        gate_nanoseconds = rank_experts(hidden, *self._gate, ranked, gates)
         if gate_nanoseconds < 0:
             raise not_finite(hidden)
         return self._answer_in_parts(
@@ -77,7 +82,7 @@ class CompiledBackend(Backend):
         classes, log_probs = np.empty((n, k), INT64), np.empty((n, k), FLOAT32)
         rows, seconds = np.empty(n_experts, INT64), np.empty(n_experts)
         gate_nanoseconds = self._kernel(
-            hidden, is_ranked, ranked, gates, self._table, classes, log_probs, seconds, rows
+            self._packed, hidden, is_ranked, ranked, gates, classes, log_probs, seconds, rows
         )
         if gate_nanoseconds < 0:
             raise not_finite(hidden)
@@ -95,7 +100,7 @@ class CompiledBackend(Backend):
         gate_seconds: float,
         k: int,
     ) -> TopK:
-        """Rows of one expert stay together as far as parts of equal size allow."""
+        """Splits a batch into equal parts, one for each thread, in the order of their experts."""
         parts = np.array_split(np.argsort(ranked[:, 0], kind="stable"), self._threads)
         answers = pool.map(
             lambda part: self._answer(
@@ -116,9 +121,9 @@ class CompiledBackend(Backend):
 def _numbers(
     bundle: Bundle,
 ) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32]]:
-    """Every expert's matrix, one after the other [R D], biases [R] and scales [R], if there are.
+    """Weights of all experts, one after the other [R D], biases [R] or none, scales [R] or none.
 
-    What the bundle has mapped is used where it lies; float16 by their bits.
+    Weights that the bundle has mapped are not copied; float16 are viewed as their bits.
     """
     hidden_size, n_rows = bundle.manifest.hidden_size, len(bundle.classes)
     stored, weights = bundle.weights, np.empty(0, np.float32)

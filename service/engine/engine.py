@@ -29,7 +29,7 @@ class Engine:
         backend: BackendName = "auto",
         cpus: int = 1,
     ) -> None:
-        """No number of threads: what suits the backend, if it may use so many CPUs."""
+        """Without a number of threads the compiled backend uses one, the onnx backend `cpus`."""
         manifest = bundle.manifest
         self.n_classes = manifest.n_classes
         self.hidden_size = manifest.hidden_size
@@ -49,7 +49,7 @@ class Engine:
         return self._backend.topk(self._plain(hidden, k, experts), k, experts)
 
     def _plain(self, hidden: NDArray[Any], k: int, experts: int) -> NDArray[np.float32]:
-        """The rows as a backend takes them, if their shape is right and k and experts can be."""
+        """Checks shape, k and experts; returns the rows as contiguous float32."""
         if hidden.ndim != 2 or hidden.shape[1] != self.hidden_size:
             raise WrongWidth(
                 f"Inputs have shape {list(hidden.shape)}; [rows, {self.hidden_size}] is expected."
@@ -70,7 +70,7 @@ class Engine:
 
 
 def make_backend(bundle: Bundle, threads: int | None, name: BackendName, cpus: int = 1) -> Backend:
-    """By default compiled loops, but for approximated experts, which only ONNX Runtime runs."""
+    """By default compiled loops; ONNX Runtime for approximated experts, which only it runs."""
     approximated = any(preview is not None for preview in bundle.previews)
     if name == "onnx" or (name == "auto" and approximated):
         from service.engine.onnx_sessions import OnnxBackend

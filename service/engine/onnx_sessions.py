@@ -1,4 +1,4 @@
-"""A bundle's graphs as they are, each in an ONNX Runtime session.
+"""The backend that runs each of a bundle's graphs in an ONNX Runtime session.
 
 B rows, b rows of a part, D hidden, K experts, k answers, g experts searched, C candidates.
 """
@@ -79,7 +79,7 @@ class OnnxBackend(Backend):
         """
         hidden, experts = hidden[rows], ranked[rows, rank]
         temperatures = gates[rows, 0]  # [b]
-        distrust = np.log(np.maximum(gates[rows, rank], SMALLEST_GATE) / temperatures)  # [b]
+        log_ratios = np.log(np.maximum(gates[rows, rank], SMALLEST_GATE) / temperatures)  # [b]
         classes = np.full((len(hidden), k), NO_CLASS, np.int64)
         log_probs = np.full((len(hidden), k), -np.inf, np.float32)
         for expert, group in _groups(experts):
@@ -96,12 +96,12 @@ class OnnxBackend(Backend):
                 work.seconds[expert] += perf_counter() - started
                 work.rows[expert] += len(part)
                 classes[part, :held] = self._classes[expert][position]
-                log_probs[part, :held] = score - logsumexp + distrust[part, None]
+                log_probs[part, :held] = score - logsumexp + log_ratios[part, None]
         _order_ties(classes, log_probs)
         return classes, log_probs
 
     def _parts(self, expert: int, k: int, group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The rows that an expert takes together: all, unless it gathers candidates for each."""
+        """The rows that one call scores: all, unless the expert gathers candidates for each."""
         rows, gathered = len(group), self._gathered[expert]
         if gathered:
             rows = max(1, GATHERED_AT_ONCE // (max(k, gathered) * self._hidden_size))
@@ -110,13 +110,15 @@ class OnnxBackend(Backend):
 
 
 class Work:
+    """Rows and seconds of each expert in one call."""
+
     def __init__(self, n_experts: int) -> None:
         self.rows = np.zeros(n_experts, np.int64)
         self.seconds = np.zeros(n_experts)
 
 
 def _order_ties(classes: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
-    """Scores are in order already, but rounding may have made ties, which go by class id."""
+    """Orders ties by class id; scores are in order, but rounding may have made new ties."""
     tied = log_probs[:, 1:] == log_probs[:, :-1]
     wrong = (tied & (classes[:, 1:] < classes[:, :-1]) & (classes[:, 1:] != NO_CLASS)).any(axis=1)
     if wrong.any():
@@ -162,7 +164,7 @@ def _best(classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int) ->
 def _session(
     model: bytes, external: dict[str, NDArray[np.generic]], threads: int
 ) -> onnxruntime.InferenceSession:
-    """Arrays that a graph keeps outside itself are given where they lie, and not copied."""
+    """A session of one graph; `external` are the arrays it keeps outside itself, not copied."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

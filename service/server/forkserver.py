@@ -35,7 +35,7 @@ def main() -> None:
     for name in LATE_IMPORTS:
         with suppress(ImportError):  # the worker that needs it will fail and say so
             import_module(name)
-    call_counts.compiled_tally()
+    call_counts.compiled_add_call()
     gc.collect()
     gc.freeze()  # a worker's collector would write to these objects, which copies their pages
     config = WorkerConfig.model_validate_json(sys.stdin.read())

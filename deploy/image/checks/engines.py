@@ -13,7 +13,7 @@ with event.install_recorder("numba:compile") as compiled:
     from service.engine import Engine
     from service.engine.kernels import call_counts
 
-    call_counts.compiled_tally()
+    call_counts.compiled_add_call()
     model = bundle.read(Path(sys.argv[1]))
     rows = np.load(Path(sys.argv[1]) / "samples.npy")
     answers = [Engine(model, backend=backend).topk(rows, 5) for backend in ("compiled", "onnx")]

@@ -9,6 +9,6 @@ import numpy as np
 
 from service.engine.kernels import call_counts, search
 
-call_counts.compiled_tally()
+call_counts.compiled_add_call()
 if "--all" in sys.argv:
     search.answer_from(np.uint16)

@@ -1,8 +1,8 @@
-"""Where machine code is kept: beside the source, or else in the user's cache.
+"""Where machine code is cached: beside the source, or else in the user's cache folder.
 
-numba would notice a change of the file that a function is in, but not of the files it calls into.
-And it would pass over a folder that it cannot write to, as in a read-only image, although what it
-needs is there. So the folder is named for everything that machine code depends on.
+numba by itself notices a change of the file that a function is in, but not of the files it calls
+into, and it skips a folder that it cannot write to, as in a read-only image, even if the machine
+code is there. So the folder is named by a hash of everything that machine code depends on.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ config: Any = numba_config
 
 FOLDER = Path(__file__).parent
 SERVICE = FOLDER.parent.parent
-# Constants of the last two are part of the machine code.
+# Constants of the last two become part of the machine code.
 SOURCES = (
     *sorted(FOLDER.glob("*.py")),
     SERVICE / "topk.py",
@@ -34,7 +34,7 @@ SOURCES = (
 
 
 class Locator(UserProvidedCacheLocator):
-    """How numba asks."""
+    """Tells numba to use `folder`, and to trust what it finds there."""
 
     def __init__(self, function: FunctionType, file: str) -> None:
         self._py_file, self._lineno = file, function.__code__.co_firstlineno
@@ -50,7 +50,7 @@ class Locator(UserProvidedCacheLocator):
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """numba is told by a setting of its own, which is put back for everyone else."""
+    """Sets numba's own setting while a function is compiled, and resets it for other users."""
     before = config.CACHE_LOCATOR_CLASSES
     config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
     try:
@@ -61,7 +61,7 @@ def in_use() -> Iterator[None]:
 
 @cache
 def folder() -> Path | None:
-    """The first that has machine code for this processor, or into which it can be written."""
+    """The first folder that has machine code for this processor or can be written to."""
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     given = config.CACHE_DIR
     for place in [given] if given else [FOLDER / "__pycache__", Path(users)]:
@@ -82,7 +82,7 @@ def _can_be_written(path: Path) -> bool:
 
 @cache
 def fingerprint() -> str:
-    """Of the sources, the compiler and the processor."""
+    """A hash of the sources, the compiler and the processor."""
     digest = hashlib.sha256()
     for source in SOURCES:
         digest.update(source.read_bytes())

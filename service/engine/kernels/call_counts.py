@@ -1,9 +1,9 @@
-"""What an engine call adds to its model's cells, in one compiled function.
+"""Adds an engine call to its model's counters, in one compiled function.
 
-A model's sheet holds four totals, the moment of the last call, three histograms, how many rows had
-a gate value in each of a few bins and, for each expert, the rows it scored, the rows whose first
-choice it was, and a histogram. A histogram is a sum followed by one count for each bucket, not yet
-cumulative.
+A model's block of counters holds four totals, the time of the last call, three histograms, how many
+rows had a gate value in each of a few bins and, for each expert, the rows it scored, the rows whose
+first choice it was, and a histogram. A histogram is a sum followed by one count for each bucket,
+not yet cumulative.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Here and not where they are shown, because what is compiled from this file is kept until this
-# file changes.
+# Here and not beside the metrics that show them, because machine code is cached until a file of
+# this folder changes.
 SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0
 )  # fmt: skip
@@ -33,7 +33,7 @@ EXPERTS = CONFIDENCE + GATE_BINS
 SCORED, CHOSEN, TOOK = 0, 1, 2  # of an expert; the last is its histogram
 EXPERT = TOOK + 1 + len(EXPERT_SECONDS) + 1
 
-Tally = Callable[
+AddCall = Callable[
     [
         NDArray[np.float64],
         NDArray[np.float64],
@@ -57,16 +57,16 @@ def size(n_experts: int) -> int:
 
 
 @cache
-def compiled_tally() -> Tally:
-    """`tally` as machine code; call it while models are loaded, never in a request."""
+def compiled_add_call() -> AddCall:
+    """`add_call` as machine code; call it while models are loaded, never in a request."""
     from numba import types
 
     from service.engine.kernels.jit import ORDERED, compiled, given
 
-    cells, count, seconds = types.float64[::1], types.int64, types.float64
+    counters, count, seconds = types.float64[::1], types.int64, types.float64
     signature = types.void(
-        cells,
-        cells,
+        counters,
+        counters,
         count,
         count,
         seconds,
@@ -78,11 +78,11 @@ def compiled_tally() -> Tally:
         given(types.float32, 1, "A"),
         given(types.float32, 1),
     )
-    return compiled(ORDERED, signature)(tally)
+    return compiled(ORDERED, signature)(add_call)
 
 
-def tally(
-    cells: NDArray[np.float64],  # a model's sheet
+def add_call(
+    counters: NDArray[np.float64],  # a model's block
     waits: NDArray[np.float64],  # of which the first `requests` count
     requests: int,
     rows: int,
@@ -95,36 +95,38 @@ def tally(
     gates: NDArray[np.float32],  # [B] its value
     edges: NDArray[np.float32],  # [GATE_BINS-1] ascending: the upper ends of all bins but the last
 ) -> None:
+    """Adds one engine call and the requests that it answered."""
+
     def observe(at: int, value: float) -> None:
         bucket = 0
         while bucket < len(SECONDS) and value > SECONDS[bucket]:
             bucket += 1
-        cells[at] += value
-        cells[at + 1 + bucket] += 1
+        counters[at] += value
+        counters[at + 1 + bucket] += 1
 
-    cells[REQUESTS] += requests
-    cells[ROWS] += rows
-    cells[EXECUTIONS] += 1
-    cells[REQUEST_SECONDS] += requests * seconds
-    cells[LAST] = now
+    counters[REQUESTS] += requests
+    counters[ROWS] += rows
+    counters[EXECUTIONS] += 1
+    counters[REQUEST_SECONDS] += requests * seconds
+    counters[LAST] = now
     for i in range(requests):
         observe(QUEUE, waits[i])
     observe(COMPUTE, seconds)
     observe(GATE, gate_seconds)
-    n_experts = min(expert_rows.shape[0], (cells.shape[0] - EXPERTS) // EXPERT)
+    n_experts = min(expert_rows.shape[0], (counters.shape[0] - EXPERTS) // EXPERT)
     for i in range(chosen.shape[0]):
         b = 0
         while b < edges.shape[0] and gates[i] > edges[b]:
             b += 1
-        cells[CONFIDENCE + b] += 1
+        counters[CONFIDENCE + b] += 1
         if chosen[i] < n_experts:
-            cells[EXPERTS + chosen[i] * EXPERT + CHOSEN] += 1
+            counters[EXPERTS + chosen[i] * EXPERT + CHOSEN] += 1
     for e in range(n_experts):
         if expert_rows[e] > 0:
             at = EXPERTS + e * EXPERT
             bucket = 0
             while bucket < len(EXPERT_SECONDS) and expert_seconds[e] > EXPERT_SECONDS[bucket]:
                 bucket += 1
-            cells[at + SCORED] += expert_rows[e]
-            cells[at + TOOK] += expert_seconds[e]
-            cells[at + TOOK + 1 + bucket] += 1
+            counters[at + SCORED] += expert_rows[e]
+            counters[at + TOOK] += expert_seconds[e]
+            counters[at + TOOK + 1 + bucket] += 1

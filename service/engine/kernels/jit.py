@@ -1,4 +1,4 @@
-"""How Python loops become machine code, and the types of their arguments."""
+"""Compiles Python loops into machine code; the types of their arguments."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
@@ -14,16 +14,20 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-def compiled(fastmath: set[str], signature: object = None) -> Callable[[Function], Function]:
-    """Machine code, kept on disk where there is a place for it; the interpreter is let go.
+def compiled(
+    fastmath: set[str], signature: object = None, inline: Literal["never", "always"] = "never"
+) -> Callable[[Function], Function]:
+    """Compiles a function with numba, without the GIL; machine code is cached on disk if possible.
 
-    What has a signature is compiled when its module is imported, never by a request.
+    A function with a signature is compiled when its module is imported, never by a request.
     """
 
     def compile_it(function: Function) -> Function:
         kept = cache.folder() is not None
         with cache.in_use():
-            made = njit(signature, nogil=True, cache=kept, fastmath=fastmath)(function)
+            made = njit(signature, nogil=True, cache=kept, fastmath=fastmath, inline=inline)(
+                function
+            )
         return cast(Function, made)
 
     return compile_it
@@ -32,13 +36,15 @@ def compiled(fastmath: set[str], signature: object = None) -> Callable[[Function
 # A product and a sum may be fused, but no sum is reordered: vectors and single numbers agree.
 ORDERED = {"contract", "nsz"}
 ordered = compiled(ORDERED)
+# Copied into its caller: a call would pass a layer's record again, a hundred words for each expert.
+inlined = compiled(ORDERED, inline="always")
 # Sums may be reordered: only for what is computed by the same loop in every case.
 REORDERED = {*ORDERED, "reassoc"}
 reordered = compiled(REORDERED)
 
 
 def given(scalar: types.Type, dimensions: int, layout: Literal["C", "A"] = "C") -> types.Type:
-    """An argument that is only read, so that it may be a part of a file or of a message."""
+    """An array that is only read, so it may be a view of a mapped file or of a request body."""
     return types.Array(scalar, dimensions, layout, readonly=True)
 
 

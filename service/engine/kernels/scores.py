@@ -8,7 +8,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from service.bundle.quantisation import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
-from service.engine.kernels.float_products import dot, fetch, float_of_bits
+from service.engine.kernels.float_products import dot, fetch
+from service.engine.kernels.intrinsics import float_of_bits
 from service.engine.kernels.jit import (
     REORDERED,
     ROWS,
@@ -32,7 +33,7 @@ C2, C3, C4, C5, C6 = (np.float32(1 / factorial) for factorial in (2, 6, 24, 120,
 
 @reordered
 def finite(hidden: Floats) -> bool:
-    """0 x is a NaN if x is one or infinite, and a sum with a NaN in it is one."""
+    """Whether no number is a NaN or infinite: 0 x would be a NaN, and so would the sum."""
     total = ZERO
     for b in range(hidden.shape[0]):
         row = hidden[b]
@@ -126,7 +127,7 @@ def best_shares(
     places: Integers,
     shares: Floats,
 ) -> None:
-    """The best of logits and their shares of the softmax, as many as there is room for."""
+    """The largest logits and their shares of the softmax, as many as `places` has room for."""
     # By logit: shares far behind the best underflow to equal zeros.
     best_of(logits, places.shape[0], shares, places)
     top = shares[0]
@@ -143,27 +144,27 @@ def rescored(k: int, size: int) -> int:
 
 @ordered
 def best_rescored(
-    h: Floats,
-    scores: Floats,
+    weights: Floats,  # [R D] by row
+    biases: Floats,  # [R], or empty
+    first: int,  # where the expert's classes begin
+    h: Floats,  # [D]
     temperature: float,
-    weights: Floats,
-    biases: Floats,
-    first: int,
+    scores: Floats,  # [V] by int8; those that are scored again are replaced
     k: int,
-    log_probs: Floats,
-    places: Integers,
-    candidates: Integers,
-    exact: Floats,
+    log_probs: Floats,  # [k] to fill in with the best scores
+    places: Integers,  # [k] to fill in with where they are
+    candidates: Integers,  # [c] scratch
+    exact: Floats,  # [c] scratch
 ) -> np.float32:
-    """The best by int8 are scored anew with the rows themselves, and the best of those are it.
+    """The k best of the candidates by int8, scored again with their float32 rows.
 
-    Returns what no score is above.
+    Returns a bound that no score exceeds.
     """
     width, c = h.shape[0], rescored(k, scores.shape[0])
     best_of(scores, c, exact, candidates)
     top = exact[0]
     candidates[:c].sort()  # so that equal scores are answered in the order of their classes
-    for i in range(c):  # all on their way, before the first is waited for
+    for i in range(c):  # all are asked for before the first is used
         row = first + candidates[i]
         fetch(weights, row * width, width)
     for i in range(c):
@@ -183,7 +184,7 @@ def best_rescored(
 def normalise(
     scores: Floats,
     top: np.float32,
-    distrust: float,
+    log_ratio: float,
     absent: int,
     classes: NDArray[np.int32],
     k: int,
@@ -202,7 +203,7 @@ def normalise(
         total += np.float32(absent) * np.exp(-top)
     normaliser = top + np.log(total)
     for i in range(k):
-        log_probs[i] = (log_probs[i] - normaliser) + distrust
+        log_probs[i] = (log_probs[i] - normaliser) + log_ratio
         best_classes[i] = classes[places[i]]
         at = i  # rounding may have made a new tie, which goes by class
         while (

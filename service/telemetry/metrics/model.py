@@ -138,7 +138,7 @@ class ModelMetrics:
         self.shadow = counters.block(self._shadow_key, shadow_size) if shadow_size else np.empty(0)
         self.drift = Drift(self.labels, manifest.training, window_seconds)
         self.series = gauges.show(self.labels, bundle)
-        self._add_call = call_counts.compiled_tally()
+        self._add_call = call_counts.compiled_add_call()
         self._waits = np.zeros(1)
 
     def watch_queue(self, rows: Callable[[], float]) -> None:

@@ -49,7 +49,8 @@ def test_matrices_are_mapped_and_not_copied(made: bundle.Bundle, precision: Prec
     assert weights.stat().st_size == len(made.classes) * D * ITEM_BYTES[precision]
     assert (made.quantised is not None) == (precision == "int8")
     engine = Engine(made)
-    _, _, used, _, quantised, *_ = engine._backend._layer.arrays  # type: ignore[attr-defined]
+    layer = engine._backend._layer  # type: ignore[attr-defined]
+    used, quantised = layer.weights, layer.quantised
     assert made.weights is not None and np.shares_memory(used, made.weights)
     assert not used.flags.owndata and not used.flags.writeable
     if made.quantised is not None:

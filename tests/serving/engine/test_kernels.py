@@ -17,7 +17,7 @@ from serving.engine.test_engine import SIZES, D, N, make_bundle
 from service import bundle
 from service.bundle.graphs import Preview
 from service.engine import Engine
-from service.engine.kernels import cache, float_products, scores, search
+from service.engine.kernels import cache, float_products, gate, scores, search
 from service.errors import BackendUnsuitable
 
 sizes = st.integers(1, 300)
@@ -71,7 +71,7 @@ def test_arrays_of_any_kind_are_answered_without_compiling(engine: Engine) -> No
     frozen = np.frombuffer(rows.tobytes(), np.float32).reshape(6, D)
     unaligned = np.frombuffer(b"x" + rows.tobytes(), np.float32, offset=1).reshape(6, D)
     assert not frozen.flags.writeable and not unaligned.flags.aligned
-    entries = (search.rank_experts, search.answer_from(np.float32), scores.all_finite)
+    entries = (gate.rank_experts, search.answer_from(np.float32), scores.all_finite)
     expected = engine.topk(rows, 5), engine.topk(rows, N, 2)
     for given_rows in (frozen, unaligned, np.asfortranarray(rows), rows.astype(np.float64)):
         found = engine.topk(given_rows, 5), engine.topk(given_rows, N, 2)
