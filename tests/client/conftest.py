@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.clients import KINDS, Connect
+from helpers.client.clients import KINDS, Connect
 
 
 @contextmanager

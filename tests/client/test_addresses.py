@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from helpers.clients import Connect
-from helpers.scripted_server import answer, scripted, top_k
+from helpers.client.clients import Connect
+from helpers.client.scripted_server import answer, scripted, top_k
 
 from service.client import Client, NotTrusted, WrongAddress, address
 

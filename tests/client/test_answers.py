@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clients import KINDS, Connect
+from helpers.client.clients import KINDS, Connect
 from helpers.server import Running
 from helpers.tiny_bundle import N_CLASSES, SIZES, WIDTH, rows_for
 from hypothesis import HealthCheck, given, settings

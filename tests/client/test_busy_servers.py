@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clients import Connect
+from helpers.client.clients import Connect
 from helpers.fake_engine import FakeEngine
 from helpers.server import free_port, in_thread, running, wait_until
 from helpers.tiny_bundle import WIDTH, rows_for, write_tiny

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clients import Connect
-from helpers.scripted_server import HANG_UP, answer, scripted, top_k
+from helpers.client.clients import Connect
+from helpers.client.scripted_server import HANG_UP, answer, scripted, top_k
 from helpers.server import free_port
 
 from service.client import (

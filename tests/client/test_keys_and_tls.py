@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.clients import Connect
+from helpers.client.clients import Connect
 from helpers.server import Running, running
 from helpers.tiny_bundle import rows_for
 from serving.api.test_access import QUERY, UNKNOWN, write_keys

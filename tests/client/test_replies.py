@@ -1,8 +1,8 @@
 """What clients make of replies, by servers that answer byte for byte."""
 
 import pytest
-from helpers.clients import Connect
-from helpers.scripted_server import answer, records, scripted, top_k
+from helpers.client.clients import Connect
+from helpers.client.scripted_server import answer, records, scripted, top_k
 from hypothesis import given
 from hypothesis import strategies as st
 

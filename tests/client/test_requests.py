@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.played_core import GOOD, Play, problem, reply
-from helpers.scripted_server import top_k
+from helpers.client.played_core import GOOD, Play, problem, reply
+from helpers.client.scripted_server import top_k
 
 from service.client import DeadlineExceeded, NotAuthorized, QueryRefused
 from service.client.core import Send

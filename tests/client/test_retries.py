@@ -4,8 +4,8 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
-from helpers.played_core import AWAY, FULL, GOOD, START, TIME_OF_DAY, Play, problem, reply
-from helpers.scripted_server import answer
+from helpers.client.played_core import AWAY, FULL, GOOD, START, TIME_OF_DAY, Play, problem, reply
+from helpers.client.scripted_server import answer
 
 from service.client import (
     AnswerMalformed,

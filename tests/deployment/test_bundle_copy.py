@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers.manifests import KUBERNETES, env_of, pod_of, tool
-from helpers.s3_server import KEYS, s3
+from helpers.deployment.manifests import KUBERNETES, env_of, pod_of, tool
+from helpers.deployment.s3_server import KEYS, s3
 from helpers.tiny_bundle import write_tiny
 
 from service.cli.main import cli

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.commands import TOOLS, run
-from helpers.haproxy import CONFIG, needs_haproxy
+from helpers.deployment.haproxy import CONFIG, needs_haproxy
 from helpers.paths import ROOT
 from ruamel.yaml import YAML
 

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import TOOLS, run
-from helpers.monitoring import DASHBOARD_FILE, DATASOURCE, GRAFANA, PROMETHEUS, SCRAPING, read_yaml
+from helpers.deployment.monitoring import (
+    DASHBOARD_FILE,
+    DATASOURCE,
+    GRAFANA,
+    PROMETHEUS,
+    SCRAPING,
+    read_yaml,
+)
 from helpers.paths import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from helpers.commands import run
-from helpers.monitoring import (
+from helpers.deployment.monitoring import (
     ALERTS,
     ANNOTATIONS,
     DASHBOARD,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.manifests import (
+from helpers.deployment.manifests import (
     CHART,
     EVERYTHING,
     NAME,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from helpers.manifests import (
+from helpers.deployment.manifests import (
     DEPLOYMENTS,
     KUBERNETES,
     NAME,

@@ -7,7 +7,16 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from helpers.manifests import KUBERNETES, NAME, RENDERED, Json, documents, kustomize, one, rendered
+from helpers.deployment.manifests import (
+    KUBERNETES,
+    NAME,
+    RENDERED,
+    Json,
+    documents,
+    kustomize,
+    one,
+    rendered,
+)
 from jsonschema import Draft202012Validator
 
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()

@@ -7,7 +7,7 @@ import re
 import httpx
 import numpy as np
 import pytest
-from helpers.monitoring import ALERTS, DASHBOARD, PANELS, families
+from helpers.deployment.monitoring import ALERTS, DASHBOARD, PANELS, families
 from helpers.paths import ROOT
 from numpy.typing import NDArray
 from PIL import Image

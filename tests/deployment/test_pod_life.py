@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from helpers.manifests import Json, env_of, grace_of, rendered, server_of
-from helpers.s3_server import KEYS, s3
+from helpers.deployment.manifests import Json, env_of, grace_of, rendered, server_of
+from helpers.deployment.s3_server import KEYS, s3
 from helpers.server import running
 from helpers.tiny_bundle import rows_for, write_tiny
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 import pytest
-from helpers.monitoring import (
+from helpers.deployment.monitoring import (
     ALERTS,
     ANNOTATIONS,
     QUERIES,
@@ -18,7 +18,7 @@ from helpers.monitoring import (
     Json,
     without_threshold,
 )
-from helpers.prometheus import PrometheusClient, needs_prometheus, scraping
+from helpers.deployment.prometheus import PrometheusClient, needs_prometheus, scraping
 from helpers.server import Running, running, wait_until
 from helpers.tiny_bundle import N_CLASSES, SIZES, WIDTH, rows_for, write_tiny
 

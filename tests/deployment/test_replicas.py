@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.dns_server import named
-from helpers.haproxy import ADDRESSES, Proxied, needs_haproxy, proxy, replicated
-from helpers.prometheus import FILE, at_ports, needs_prometheus, needs_root
+from helpers.deployment.dns_server import named
+from helpers.deployment.haproxy import ADDRESSES, Proxied, needs_haproxy, proxy, replicated
+from helpers.deployment.prometheus import FILE, at_ports, needs_prometheus, needs_root
 from helpers.server import Running, free_port, wait_until
 from helpers.tiny_bundle import rows_for
 from prometheus_client.parser import text_string_to_metric_families

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def found(server: Running) -> dict[str, Any]:
-    script = TESTS / "helpers" / "kserve_client.py"
+    script = TESTS / "helpers" / "deployment" / "kserve_client.py"
     told = json.dumps({"url": server.url, "rows": ROWS.tolist()})
     ran = subprocess.run(
         [GIVEN or sys.executable, script], input=told, capture_output=True, text=True, timeout=120

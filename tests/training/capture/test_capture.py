@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.toy_models import D, Images, N, Tied, Words, photographs, sentences
+from helpers.training.toy_models import D, Images, N, Tied, Words, photographs, sentences
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset

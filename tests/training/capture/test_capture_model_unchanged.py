@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.toy_models import Images, Tied, Words, photographs, sentences
+from helpers.training.toy_models import Images, Tied, Words, photographs, sentences
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.toy_models import D, Images, N, Words, photographs, sentences
+from helpers.training.toy_models import D, Images, N, Words, photographs, sentences
 from torch import Tensor, nn
 
 from service.errors import DSSError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.toy_models import Tied, Words, sentences
+from helpers.training.toy_models import Tied, Words, sentences
 from torch import Tensor, nn
 
 from trainer import capture

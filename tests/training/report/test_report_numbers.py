@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from helpers.report_runs import (
+from helpers.training.report_runs import (
     FULL,
     tiny_layer,
     tiny_results,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.report_runs import (
+from helpers.training.report_runs import (
     COMMAND,
     FREQUENCIES,
     WORDS,

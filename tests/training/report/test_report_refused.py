@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers.report_runs import (
+from helpers.training.report_runs import (
     COMMAND,
     tiny_layer,
     tiny_results,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.dss_process import dss
-from helpers.tiny_corpus import write_corpus
+from helpers.training.tiny_corpus import write_corpus
 
 from trainer.data import run_folder
 from trainer.tasks.language_model import tables

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny_corpus import write_corpus
+from helpers.training.tiny_corpus import write_corpus
 
 from trainer.tasks.language_model import corpus as corpora
 from trainer.tasks.language_model.encoder import Encoder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.tiny_corpus import WORDS
+from helpers.training.tiny_corpus import WORDS
 
 from trainer.tasks.language_model import corpus as corpora
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_encoder import config
+from helpers.training.tiny_encoder import config
 
 from trainer.data import run_folder
 from trainer.layer.losses import sampled_loss

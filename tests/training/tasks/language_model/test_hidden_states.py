@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_encoder import all_rows, never
+from helpers.training.tiny_encoder import all_rows, never
 
 from trainer.tasks.language_model import corpus as corpora
 from trainer.tasks.language_model import hidden_states

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.dss_process import dss
-from helpers.tiny_encoder import all_rows, config
+from helpers.training.tiny_encoder import all_rows, config
 
 from trainer.data import run_folder
 from trainer.tasks.language_model import corpus as corpora

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from helpers.scripted_server import answer, top_k
+from helpers.client.scripted_server import answer, top_k
 
 from service.client import (
     ClientError,

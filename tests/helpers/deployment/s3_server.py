@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from helpers.manifests import tool
+from helpers.deployment.manifests import tool
 
 from service.bench.server import HOST, ServerProcess, free_port, running
 

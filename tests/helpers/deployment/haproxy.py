@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from helpers.dns_server import named
+from helpers.deployment.dns_server import named
 from helpers.paths import ROOT
 from helpers.server import Running, free_port, running, wait_until
 from prometheus_client.parser import text_string_to_metric_families
