@@ -20,7 +20,7 @@ class Connection:
         self._raw.close()
 
     def send(self, data: bytes) -> None:
-        self._raw.send(data)
+        self._raw.socket.sendall(data)  # fails if the server has ended the connection
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers in lower case, body."""
