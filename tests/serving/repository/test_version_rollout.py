@@ -122,7 +122,7 @@ def test_a_bad_version_is_refused_and_the_old_one_goes_on(
     weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
     with traffic(server.port, "bad", HIDDEN, {1: first}) as flow:
         broken.rename(folder / "bad" / "2")
-        wait_until(lambda: 2 in found(client, "bad"))
+        wait_until(lambda: found(client, "bad").get(2, ("",))[0] == "refused")
         flow.flows()
         assert flow.answered.keys() == {1}
     reason = "experts/weights.bin does not match its checksum."
