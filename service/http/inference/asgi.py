@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.http.body import BodyTimeout, BodyTooLarge, TooManyBytes, read_body
-from service.http.inference.handler import InferenceHandler
+from service.http.inference.handler import Header, InferenceHandler
 from service.http.inference.request import InferenceRequest, Outcome
 from service.http.inference.routes import NEEDS, Place
 from service.http.observer import read_trace_headers
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
 # Failures that do not wait for the rest of a body, which may be long or never come.
-LEAVE_BODY = (QueueFull, BodyTimeout, BodyTooLarge, TooManyBytes)
+NO_ROOM = (QueueFull, TooManyBytes)
+LEAVE_BODY = (*NO_ROOM, BodyTimeout, BodyTooLarge)
 
 
 async def answer(
@@ -38,7 +40,7 @@ async def answer(
         return
     except Exception as error:
         outcome = request.fail(error)
-        if isinstance(error, LEAVE_BODY) and not await _body_has_arrived(receive):
+        if isinstance(error, LEAVE_BODY) and not await _body_has_arrived(error, headers, receive):
             await _send_early(outcome, receive, send)
         else:
             await _send(outcome, send)
@@ -54,7 +56,10 @@ async def answer(
     await _send(outcome, send)
 
 
-async def _body_has_arrived(receive: Receive) -> bool:
+async def _body_has_arrived(error: Exception, headers: Iterable[Header], receive: Receive) -> bool:
+    """Whether the connection can be kept although the body was not read."""
+    if not isinstance(error, NO_ROOM) or any(name == b"expect" for name, _ in headers):
+        return False  # a client that waits for "100 Continue" must not be sent it
     try:
         async with asyncio.timeout(0):
             return not (await receive()).get("more_body", False)

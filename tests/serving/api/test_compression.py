@@ -12,7 +12,14 @@ from helpers.tiny_bundle import WIDTH, rows_for
 
 from service.http import compression
 from service.http.codecs import MalformedBody, UnsupportedMediaType
-from service.http.compression import CODINGS, BodyGrowsTooLarge, compressed, expand, of_body, wished
+from service.http.compression import (
+    CODINGS,
+    BodyGrowsTooLarge,
+    compressed,
+    expand,
+    for_answer,
+    of_body,
+)
 
 GZIP, DEFLATE = CODINGS[b"gzip"], CODINGS[b"deflate"]
 PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
@@ -62,10 +69,10 @@ def test_the_coding_of_a_body() -> None:
 
 
 def test_only_one_coding_alone_is_a_wish() -> None:
-    assert wished(b"gzip") is GZIP
-    assert wished(b"Deflate;q=0.5") is DEFLATE
+    assert for_answer(b"gzip") is GZIP
+    assert for_answer(b"Deflate;q=0.5") is DEFLATE
     for none in (b"gzip, deflate", b"*", b"identity", b"gzip;q=0", b"gzip; q=0.00", b"br", b""):
-        assert wished(none) is None
+        assert for_answer(none) is None
 
 
 def test_an_answer_is_compressed_if_that_is_worth_it() -> None:
