@@ -1,6 +1,5 @@
 """Bad input over HTTP is a problem document, and the service goes on."""
 
-import io
 import pickle
 import socket
 from collections.abc import Iterator
@@ -10,18 +9,12 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+from helpers.npy_bytes import npy_bytes
 from helpers.server import Running
 from helpers.tiny_bundle import N_CLASSES, WIDTH, rows_for
-from numpy.typing import NDArray
 
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}
-
-
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def assert_problem(response: httpx.Response, status: int) -> dict[str, Any]:

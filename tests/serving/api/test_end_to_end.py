@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from helpers.npy_bytes import npy_bytes
 from helpers.server import Running, running
 from helpers.tiny_bundle import N_CLASSES, WIDTH, rows_for
 from numpy.typing import NDArray
@@ -19,28 +20,6 @@ from service.engine import Engine
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}
 ROW = [0.5] * WIDTH
-
-
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def assert_problem(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    problem: dict[str, Any] = response.json()
-    assert set(problem) == {"type", "title", "status", "detail", "instance"}
-    assert problem["status"] == status
-    assert "Traceback" not in response.text
-    return problem
-
-
-def assert_answers(client: httpx.Client) -> None:
-    response = client.post("/topk", json={"inputs": rows_for(1).tolist(), "k": 1})
-    assert response.status_code == 200
-    assert response.json()["experts"] == [1]
 
 
 # --- answers ---------------------------------------------------------------------------------
