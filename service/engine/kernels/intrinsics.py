@@ -1,12 +1,11 @@
 """LLVM written by hand: what numba does not generate from Python loops.
 
 `python -m benchmarks.engines.intrinsics` compares each with numba's own loop, both in turns. On 2
-cores of an AMD EPYC numba's loop takes 3.4 to 9.5 times as long for an int8 expert
-(`dots_of_four`), 1.5 to 1.7 times for a gate of 64 experts (`add_block_products`; 0.8 times for
-one of 256), and
-rescoring 20 candidates takes 1.1 to 1.2 times as long without `prefetch`. The others have no form
-in numba: float16, a pointer from an address, and bits read as a float without changing how the
-compiler fuses the operations around it.
+cores of an AMD EPYC, which other work used too, numba's loop took 3.4 to 9.5 times as long for an
+int8 expert (`dots_of_four`), 1.5 to 1.7 times for a gate of 64 experts (`add_block_products`; 0.8
+times for one of 256), and rescoring 20 candidates took 1.1 to 1.2 times as long without
+`prefetch`. The others have no form in numba: float16, a pointer from an address, and bits read as a
+float without changing how the compiler fuses the operations around it.
 """
 
 from typing import Any
