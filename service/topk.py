@@ -60,6 +60,9 @@ class TopKEngine(Protocol):
     def check(self, hidden: NDArray[np.generic], k: int, experts: int = 1) -> None:
         """Raise the QueryError that `topk` would."""
 
+    def row_scores(self, k: int, experts: int) -> int:
+        """About how many scores a row takes, at most: what its cost goes by."""
+
     def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK: ...
 
 

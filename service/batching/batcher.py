@@ -2,8 +2,9 @@
 
 All requests that the event loop reads in one turn are joined at its end, if they have the same k
 and experts. A call that will be short is computed right there: handing it to a thread and back
-would cost more than it. A call that may be long goes to the engine's thread; what arrives
-meanwhile waits, and is joined when the thread is free. No timer delays anything.
+would cost more than it. A call that may take longer goes to a thread; what arrives meanwhile waits,
+and is joined when the thread is free. No timer delays anything. A request that alone takes longer
+than a joined call may is computed apart, in slices, so that the others do not wait for it.
 
 A request that is alone, as far as the turn before can tell, does not even wait for its turn's end.
 
@@ -15,9 +16,12 @@ import logging
 from time import perf_counter
 
 from service.batching.cost import RowCost
-from service.batching.engine_calls import NEVER, PROBE, EngineCalls, Rows, Sampler
-from service.batching.engine_thread import STUCK_SECONDS, EngineThread
-from service.batching.queue import BatchKey, BatchQueue, QueueLimits
+from service.batching.engine_calls import NEVER, PROBE, EngineCalls, Rows, Sampler, late
+from service.batching.lane import STUCK_SECONDS, Lane
+from service.batching.long_lane import LongLane
+from service.batching.queue import BatchKey, QueueLimits
+from service.batching.short_lane import ShortLane
+from service.batching.threads import EngineThreads
 from service.errors import DSSError, QueryError
 from service.topk import Answered, EngineStopped, Observer, QueueFull, TopKEngine
 
@@ -30,7 +34,7 @@ HEALTH_SECONDS = 1.0  # how long the engine may take to answer a row
 
 
 class Batcher:
-    """One model's queue and engine. Called on the event loop alone."""
+    """One model's queues and engine. Called on the event loop alone."""
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Batcher:
         *,
         name: str,
         observer: Observer,
+        threads: EngineThreads,
         limits: QueueLimits,
         max_batch_rows: int,
         max_batch_seconds: float = BATCH_SECONDS,
@@ -49,29 +54,30 @@ class Batcher:
         self._name = name
         self._limits = limits
         self._inline_seconds = inline_seconds
-        self._cost = RowCost()
-        self._queue = BatchQueue(limits)
+        self._max_batch_seconds = max_batch_seconds
+        self._cost = RowCost(engine.row_scores)
         self._calls = EngineCalls(engine, self._cost, name=name, observer=observer, sampler=sampler)
-        self._engine_thread = EngineThread(
-            self._calls,
-            self._queue,
-            self._cost,
+        lane = (self._calls, self._cost, limits)
+        self._short = ShortLane(
+            *lane,
+            threads.short,
             max_batch_rows=max_batch_rows,
             max_batch_seconds=max_batch_seconds,
             inline_seconds=inline_seconds,
             stuck_seconds=stuck_seconds,
         )
+        self._long = LongLane(*lane, threads.long, stuck_seconds=stuck_seconds)
         self._arrivals = 0  # in this turn
         self._joining = False  # there are others in this turn, or were in the one before
 
     @property
     def queued_rows(self) -> int:
-        return self._queue.rows
+        return self._short.rows + self._long.rows
 
     @property
     def alive(self) -> bool:
         """False once the engine has failed in thread after thread: then only a restart helps."""
-        return self._engine_thread.alive
+        return self._short.alive and self._long.alive
 
     def warm(self, rows: Rows, k: int) -> None:
         """Before the first request: touch the memory, learn what a row costs, and remember what
@@ -79,8 +85,8 @@ class Batcher:
         self._calls.warm(rows, k)
 
     def admit(self) -> None:
-        """Raise QueueFull if the thread is busy and there is no room for even one row."""
-        if self._engine_thread.busy and not self._queue.has_room(1, 0, perf_counter()):
+        """Raise QueueFull if a thread is busy and there is no room for even one row."""
+        if self._short.busy and not self._short.has_room(1, 0, perf_counter()):
             raise self._full()
 
     async def topk(self, hidden: Rows, k: int, experts: int = 1) -> Answered:
@@ -96,9 +102,9 @@ class Batcher:
         Arrays are checked before they are joined, so a wrong request fails no other one.
         """
         key = (k, experts, True)
-        if self._joining or self._engine_thread.busy or not self._is_short(key, len(hidden)):
+        if self._joining or self._short.busy or not self._is_short(key, len(hidden)):
             self._engine.check(hidden, k, experts)
-            return self._enqueue(hidden, key, deadline)
+            return self._enqueue(self._lane(key, len(hidden)), hidden, key, deadline)
         self._arrived()
         try:
             return self._calls.compute(hidden, key, NO_WAIT, self._calls.report)
@@ -110,10 +116,10 @@ class Batcher:
 
     async def healthy(self) -> bool:
         """Whether the engine answers a row, and as it did at first."""
-        if self._engine_thread.failed or not self.alive:
+        if self._short.failed or self._long.failed or not self.alive:
             return False
         try:
-            future = self._enqueue(self._calls.probe_row, PROBE)
+            future = self._enqueue(self._short, self._calls.probe_row, PROBE)
             answer = await asyncio.wait_for(future, HEALTH_SECONDS)
         except (DSSError, TimeoutError):
             return False
@@ -123,8 +129,11 @@ class Batcher:
         return False
 
     async def close(self) -> None:
-        """Answer everything that waits, then end the thread."""
-        await self._engine_thread.close()
+        """Answer everything that waits."""
+        self._short.stop()
+        self._long.stop()
+        await self._short.drain()
+        await self._long.drain()
 
     # --- joining -----------------------------------------------------------------------------
 
@@ -133,8 +142,12 @@ class Batcher:
         return (
             self._cost.fastest(key, rows) <= self._inline_seconds
             and rows <= self._limits.rows
-            and not self._engine_thread.failed
+            and not self._short.failed
         )
+
+    def _lane(self, key: BatchKey, rows: int) -> Lane:
+        is_long = self._cost.typical(key, rows) > self._max_batch_seconds
+        return self._long if is_long else self._short
 
     def _arrived(self) -> None:
         self._arrivals += 1
@@ -145,23 +158,25 @@ class Batcher:
     def _end_turn(self) -> None:
         self._joining = self._arrivals > 1  # as many may come in the next turn
         self._arrivals = 0
-        self._engine_thread.compute_queue()
+        self._short.compute_queue()
+        self._long.compute_queue()
 
     # --- admission ---------------------------------------------------------------------------
 
     def _enqueue(
-        self, hidden: Rows, key: BatchKey, deadline: float = NEVER
+        self, lane: Lane, hidden: Rows, key: BatchKey, deadline: float = NEVER
     ) -> "asyncio.Future[Answered]":
         job = self._calls.job(hidden, key, deadline)
-        if self._engine_thread.stopping:
+        if lane.stopping:
             raise EngineStopped(f"Model {self._name} takes no more requests.")
         if key is not PROBE:  # which must not be refused because others wait
-            if self._engine_thread.failed:
+            if lane.failed:
                 raise self._calls.failed()
-            # Without the lock: the thread only takes from the queue, so there can only be more.
-            if not self._queue.has_room(len(hidden), hidden.nbytes, job.queued):
+            if not lane.has_room(len(hidden), hidden.nbytes, job.queued):
                 raise self._full()
-        self._engine_thread.add(job)
+            if self._cost.least(key, len(hidden)) > deadline - job.queued:
+                raise late()
+        lane.add(job)
         self._arrived()
         return job.future
 

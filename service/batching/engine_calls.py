@@ -1,11 +1,12 @@
 """Calls an engine for one or several requests, times each call and reports it.
 
-The event loop and the engine's thread both make calls, never at the same time, but for a thread
-that was given up and comes back: `report` says for each of them whether a call counts.
+The event loop and the threads make calls, at the same time too. A thread whose call was given up
+may come back: `report` says whether a call counts.
 """
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from time import perf_counter
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from service.batching.cost import RowCost
 from service.batching.queue import BatchKey, Job
+from service.batching.sliced_call import SlicedCall
 from service.errors import DSSError
 from service.topk import (
     Answer,
@@ -56,6 +58,7 @@ class EngineCalls:
         self._cost = cost
         self._observer = observer
         self._sampler = sampler
+        self._reporting = threading.Lock()
 
     def warm(self, rows: Rows, k: int) -> None:
         """Before the first request: touch the memory, learn what a row costs, and remember what
@@ -81,6 +84,13 @@ class EngineCalls:
         seconds = self._cost.typical(key, len(hidden))
         return Job(hidden, key, future, perf_counter(), deadline, seconds)
 
+    def sliced(self, job: Job) -> SlicedCall:
+        return SlicedCall(self._engine, job)
+
+    def learn(self, key: BatchKey, rows: int, seconds: float) -> None:
+        with self._reporting:
+            self._cost.learn(key, rows, seconds)
+
     def compute(self, hidden: Rows, key: BatchKey, waits: Sequence[float], report: Report) -> TopK:
         k, experts, _ = key
         started = perf_counter()
@@ -93,11 +103,16 @@ class EngineCalls:
     ) -> None:
         """Learn from a call and count it, before anybody has an answer: a client that has one
         finds it counted."""
+        with self._reporting:
+            self._cost.learn(key, len(hidden), seconds)
+            self._count(key, hidden, waits, seconds, result)
+
+    def _count(
+        self, key: BatchKey, hidden: Rows, waits: Sequence[float], seconds: float, result: TopK
+    ) -> None:
         _, experts, counted = key
-        rows = len(hidden)
-        self._cost.learn(key, rows, seconds)
         if counted:
-            self._observer.executed(waits, rows, seconds, result)
+            self._observer.executed(waits, len(hidden), seconds, result)
             if self._sampler is not None:
                 self._sampler(hidden, experts)
 

@@ -65,9 +65,11 @@ class BatchQueue:
         """The engine has nothing to do: what waits next is a burst, not a lasting load."""
         self._idle_at = now
 
-    def has_room(self, rows: int, size: int, now: float) -> bool:
-        """For so many more rows and bytes, behind what waits already."""
+    def has_room(self, rows: int, size: int, now: float, running_seconds: float = 0.0) -> bool:
+        """For so many more rows and bytes, behind what waits and the rest of a running call."""
         limits = self._limits
+        if running_seconds + self._seconds > limits.seconds:
+            return False
         return not self._jobs or (
             self.rows + rows <= limits.rows
             and self._bytes + size <= limits.bytes

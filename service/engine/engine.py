@@ -36,6 +36,10 @@ class Engine:
         self.n_experts = manifest.n_experts
         self.expert_sizes = tuple(manifest.expert_sizes)
         self.n_reachable = len(np.unique(bundle.classes))
+        largest_first = np.sort(np.array(self.expert_sizes, np.int64))[::-1]
+        # The classes of the g largest experts together.
+        self._largest: list[int] = [0, *np.cumsum(largest_first).tolist()]
+        self._smallest, self._mean = int(largest_first[-1]), max(1.0, float(largest_first.mean()))
         self._backend = make_backend(bundle, threads, backend, cpus)
 
     def check(self, hidden: NDArray[Any], k: int, experts: int = 1) -> None:
@@ -43,6 +47,14 @@ class Engine:
         plain = self._plain(hidden, k, experts)
         if not all_finite(plain):
             raise not_finite(plain)
+
+    def row_scores(self, k: int, experts: int) -> int:
+        """One for each expert in the gate, one for each class that is searched, and one for each
+        of the candidates that are merged. Where experts are too small for k classes, further ones
+        are searched."""
+        searched = experts if k <= self._smallest else max(experts, 1 + int(k / self._mean))
+        searched = min(max(searched, 1), self.n_experts)
+        return self.n_experts + self._largest[searched] + searched * k
 
     def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
         """The k most probable classes of each row, searched in its `experts` best experts."""

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.batching.threads import EngineThreads
 from service.bundle import snapshots
 from service.bundle.snapshots import SharedSnapshots, Snapshot
 from service.engine import Engine
@@ -62,6 +63,7 @@ class Application(FastAPI):
     connection: type[HttpToolsProtocol]  # for uvicorn's `http`
     tls: Tls | None
     log_level: LogLevel
+    engine_threads: EngineThreads
     outermost: ASGIApp  # `dispatch`, or CORS around it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +106,8 @@ def create_app(
             cpus=cpu_quota.threads_per_worker(settings.workers),
         )
     repository = Repository(settings.default_model)
-    manager = _manager(settings, metrics, repository, engine_factory, shared)
+    threads = EngineThreads.of(cpu_quota.threads_per_worker(settings.workers))
+    manager = _manager(settings, metrics, repository, engine_factory, threads, shared)
     access = Access(settings.access, metrics.denied, metrics.keys_reload_failed.set)
     recorder = logging_and_tracing(settings)
     logging_setup.count_dropped(metrics.log_lines_dropped)
@@ -122,6 +125,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = state
+    app.engine_threads = threads
     app.log_level = LogLevel(metrics.counters)
     app.tls = Tls(settings.tls, metrics.tls_reload_failed.set) if settings.tls.cert else None
     crossing = cors_options(settings.cors)
@@ -162,6 +166,7 @@ async def _lifespan(app: Application) -> AsyncIterator[None]:
     state.manager.stop()
     await managing
     await state.manager.close()
+    app.engine_threads.close()
     await asyncio.to_thread(state.recorder.close)
 
 
@@ -174,6 +179,7 @@ def _manager(
     metrics: Metrics,
     repository: Repository,
     engine_factory: EngineFactory,
+    threads: EngineThreads,
     shared: Path | None,
 ) -> ModelManager:
     if shared is None:
@@ -187,6 +193,7 @@ def _manager(
         settings=settings,
         metrics=metrics,
         engine_factory=engine_factory,
+        threads=threads,
         snapshot=snapshot,
     )
     loader = Loader(opener, repository, metrics, settings.repository.keep_versions)

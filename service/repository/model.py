@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from service import bundle
 from service.batching.batcher import Batcher
 from service.batching.queue import QueueLimits
+from service.batching.threads import EngineThreads
 from service.bundle import Bundle, Manifest, snapshots
 from service.bundle.snapshots import Snapshot
 from service.errors import AnswersNotFinite
@@ -71,6 +72,7 @@ def open_model(
     settings: Settings,
     metrics: Metrics,
     engine_factory: EngineFactory,
+    threads: EngineThreads,
     snapshot: Snapshot = snapshots.private_copy,
 ) -> Model:
     """Read a bundle, build its engine and warm it up. The engine keeps what it needs of it."""
@@ -100,6 +102,7 @@ def open_model(
         engine,
         name=f"{name}/{version}",
         observer=observer,
+        threads=threads,
         limits=QueueLimits(
             queue.max_rows,
             queue.max_bytes,

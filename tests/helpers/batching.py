@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from service.batching.batcher import INLINE_SECONDS, Batcher
 from service.batching.queue import QueueLimits
+from service.batching.threads import EngineThreads
 from service.engine import Engine
 from service.topk import Answered
 
@@ -34,13 +35,17 @@ async def batching(
     max_batch_rows: int = 100,
     inline_seconds: float = INLINE_SECONDS,
     stuck_seconds: float = 60.0,
+    max_batch_seconds: float = 1e9,  # no request is so long that it is sliced
 ) -> AsyncIterator[Batcher]:
+    threads = EngineThreads.of(cpus=2)
     batcher = Batcher(
         engine,
         name="fake/1",
         observer=recorder or Recorder(),
+        threads=threads,
         limits=limits,
         max_batch_rows=max_batch_rows,
+        max_batch_seconds=max_batch_seconds,
         inline_seconds=inline_seconds,
         stuck_seconds=stuck_seconds,
     )
@@ -48,6 +53,7 @@ async def batching(
         yield batcher
     finally:
         await batcher.close()
+        threads.close()
 
 
 async def hold_first(batcher: Batcher, engine: FakeEngine) -> "asyncio.Task[Answered]":

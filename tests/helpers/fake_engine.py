@@ -37,6 +37,10 @@ class FakeEngine:
         if not 1 <= k <= self.n_reachable:
             raise KOutOfRange("k is out of range.")
 
+    def row_scores(self, k: int, experts: int) -> int:
+        del k
+        return max(1, experts)
+
     def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
         self.check(hidden, k, experts)
         self.calls.append((len(hidden), k, experts))

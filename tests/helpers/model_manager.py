@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from service.batching.threads import EngineThreads
 from service.engine import Engine
 from service.repository.catalog import Entry, Repository
 from service.repository.desired_state import LocalStateStore
@@ -29,12 +30,14 @@ class Kept:
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.repository = Repository(default_model)
+        self.threads = EngineThreads.of(cpus=1)
         self.opened: list[tuple[str, int]] = []
         opener = partial(
             open_model,
             settings=Settings(),
             metrics=self.metrics,
             engine_factory=engine_factory,
+            threads=self.threads,
         )
 
         def counting_opener(name: str, version: int, path: Path) -> Model:
@@ -65,6 +68,7 @@ class Kept:
 
     def close(self) -> None:
         asyncio.run(self.keeper.close())
+        self.threads.close()
 
     def series(self, name: str) -> list[str]:
         lines = generate_latest(self.metrics.registry).decode().splitlines()

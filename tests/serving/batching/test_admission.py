@@ -81,7 +81,7 @@ def test_what_would_wait_too_long_is_429_although_few_rows_wait(
     tmp_path: Path, fake: FakeEngine
 ) -> None:
     with (
-        started(tmp_path, fake, queue=Queue(max_seconds=0.5)) as server,
+        started(tmp_path, fake, queue=Queue(max_seconds=0.5, max_batch_seconds=2.0)) as server,
         Connection(server.port) as first,
         Connection(server.port) as second,
         Connection(server.port) as third,

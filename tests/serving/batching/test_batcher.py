@@ -62,7 +62,7 @@ def test_only_equal_k_and_experts_are_joined_and_none_starves() -> None:
 def test_no_more_are_joined_than_a_call_may_take() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
-        async with batching(engine) as batcher:
+        async with batching(engine, max_batch_seconds=BATCH_SECONDS) as batcher:
             first = await hold_first(batcher, engine)
             batcher._cost.learn((3, 1, True), 1, 0.4 * BATCH_SECONDS)
             tasks = await queue(batcher, [(rows(i), 3, 1) for i in range(5)])

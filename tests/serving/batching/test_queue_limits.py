@@ -109,7 +109,7 @@ def test_what_is_known_of_keys_is_bounded() -> None:
 
 
 def test_one_slow_call_does_not_make_the_queue_look_long() -> None:
-    cost, key = RowCost(), (1, 1, True)
+    cost, key = RowCost(lambda k, experts: k * experts), (1, 1, True)
     for _ in range(10):
         cost.learn(key, 1, 1e-5)
     cost.learn(key, 1, 1.0)
@@ -117,7 +117,24 @@ def test_one_slow_call_does_not_make_the_queue_look_long() -> None:
     for _ in range(100):  # but slow calls do
         cost.learn(key, 1, 1.0)
     assert cost.typical(key, 1) == 1.0
-    assert cost.typical((2, 1, True), 1) == 1.0  # of a key that was never called
+    assert cost.typical((2, 3, True), 1) == 6.0  # of a key never called, by its scores
     for _ in range(20):
         cost.learn(key, 1, 1e-5)
     assert cost.typical(key, 1) < 2e-5
+
+
+def test_a_call_that_was_given_up_costs_no_less_than_it_took() -> None:
+    cost, key = RowCost(lambda k, experts: k * experts), (1, 1, True)
+    for _ in range(10):
+        cost.learn(key, 1, 1e-5)
+    cost.learn_given_up(key, 4, 8.0)
+    assert cost.typical(key, 1) == cost.fastest(key, 1) == 2.0
+    cost.learn_given_up(key, 4, 1.0)  # given up sooner, because others were waiting
+    assert cost.typical(key, 1) == 2.0
+
+
+def test_the_rest_of_a_running_call_counts() -> None:
+    waiting = BatchQueue(QueueLimits(100, 10**6, 0.05))
+    assert waiting.has_room(1, 8, 0.0)
+    assert waiting.has_room(1, 8, 0.0, running_seconds=0.04)
+    assert not waiting.has_room(1, 8, 0.0, running_seconds=0.06)

@@ -63,10 +63,10 @@ import sys
 sys.path.insert(0, {tests!r})
 from functools import partial
 from helpers.fake_engine import FakeEngine
-from service.batching import batcher, engine_thread
+from service.batching import batcher, lane
 from service.cli import main as cli
 from service.server import server
-engine_thread.PROBE_SECONDS = 0.05
+lane.PROBE_SECONDS = 0.05
 warm = batcher.Batcher.warm
 def crash_after_warming(self, rows, k):
     warm(self, rows, k)

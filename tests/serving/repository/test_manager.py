@@ -60,7 +60,7 @@ def test_a_new_version_takes_over_and_the_oldest_is_let_go(
         assert list(found.entry("tiny").versions) == [3, 2]
         assert found.get("tiny").version == 3
         await found.settled()
-        assert oldest.batcher._engine_thread.stopping
+        assert oldest.batcher._short.stopping
 
     asyncio.run(follow())
     assert not [line for line in found.series("dss_") if 'version="1"' in line]

@@ -10,9 +10,10 @@ from helpers.fake_engine import FakeEngine, Recorder
 from helpers.markup_bundle import BETWEEN, write_words
 
 from service import bundle
-from service.batching import engine_thread
+from service.batching import lane
 from service.batching.batcher import Batcher
-from service.batching.engine_thread import MOST_REPLACED
+from service.batching.lane import MOST_GIVEN_UP
+from service.batching.threads import EngineThreads
 from service.engine import Engine
 from service.topk import EngineFailed, EngineStopped
 
@@ -57,11 +58,16 @@ def test_close_answers_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_an_answer_after_the_loop_has_closed_is_dropped() -> None:
-    engine = FakeEngine()
+    engine, threads = FakeEngine(), EngineThreads.of(cpus=1)
 
     async def ask() -> Batcher:
         batcher = Batcher(
-            engine, name="fake/1", observer=Recorder(), limits=LIMITS, max_batch_rows=9
+            engine,
+            name="fake/1",
+            observer=Recorder(),
+            threads=threads,
+            limits=LIMITS,
+            max_batch_rows=9,
         )
         await hold_first(batcher, engine)
         return batcher
@@ -69,9 +75,11 @@ def test_an_answer_after_the_loop_has_closed_is_dropped() -> None:
     batcher = asyncio.run(ask())
     engine.release.set()
     asyncio.run(batcher.close())
-    assert (
-        batcher._engine_thread.thread is not None and not batcher._engine_thread.thread.is_alive()
-    )
+    assert not batcher._short.busy
+    threads.close()
+    for thread in engine.threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_stuck_thread_fails_what_waits_within_a_second_and_is_replaced() -> None:
@@ -80,7 +88,7 @@ def test_a_stuck_thread_fails_what_waits_within_a_second_and_is_replaced() -> No
         async with batching(engine, recorder, stuck_seconds=0.2) as batcher:
             first = await hold_first(batcher, engine)
             tasks = await queue(batcher, [(rows(1), 2, 1), (rows(2), 3, 1)])
-            stuck = batcher._engine_thread.thread
+            (stuck,) = engine.threads
             async with asyncio.timeout(10):
                 outcomes = await asyncio.gather(first, *tasks, return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
@@ -91,9 +99,8 @@ def test_a_stuck_thread_fails_what_waits_within_a_second_and_is_replaced() -> No
             async with asyncio.timeout(30):
                 while not await batcher.healthy():
                     await asyncio.sleep(0.01)
-            assert batcher._engine_thread.thread is not stuck
+            assert stuck not in engine.threads[1:]
             assert (await batcher.topk(rows(7), 1)).classes.tolist() == [[7]]
-            assert stuck is not None
             await asyncio.to_thread(stuck.join)
         assert recorder.executions == [(1, 1)]  # what came too late is not counted
 
@@ -124,7 +131,7 @@ def test_a_crashed_thread_leaves_nobody_waiting_and_is_replaced() -> None:
 def test_an_engine_that_crashes_again_and_again_needs_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_thread, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(lane, "PROBE_SECONDS", 0.01)
 
     async def scenario() -> None:
         engine = FakeEngine()
@@ -137,7 +144,7 @@ def test_an_engine_that_crashes_again_and_again_needs_a_restart(
                 while batcher.alive:
                     await asyncio.sleep(0.01)
             assert not await batcher.healthy()
-        assert len(engine.calls) == MOST_REPLACED + 1
+        assert len(engine.calls) == MOST_GIVEN_UP + 1
 
     asyncio.run(scenario())
 
@@ -149,7 +156,7 @@ def test_a_call_may_take_longer_the_more_it_has_to_do() -> None:
             batcher._cost.learn((1, 1, True), 1, 1.0)  # so ten seconds are allowed
             first = await hold_first(batcher, engine)
             for _ in range(4):  # looks of the watch, which would have given up
-                await asyncio.sleep(engine_thread.WATCH_SECONDS)
+                await asyncio.sleep(lane.WATCH_SECONDS)
             engine.release.set()
             assert (await first).classes.tolist() == [[1000]]
 

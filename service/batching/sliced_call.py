@@ -1,0 +1,47 @@
+"""One job whose answer is computed a few rows at a time."""
+
+from time import perf_counter
+
+import numpy as np
+
+from service.batching.queue import Job
+from service.topk import Answer, Call, TopK, TopKEngine
+
+
+class SlicedCall:
+    def __init__(self, engine: TopKEngine, job: Job) -> None:
+        self.job = job
+        self.seconds = 0.0  # that the slices took
+        self.wait = perf_counter() - job.queued
+        self.rows_left = len(job.hidden)
+        self._engine = engine
+        self._started = perf_counter()
+        self._parts: list[TopK] = []
+
+    def compute(self, rows: int) -> float:
+        """Answers so many more rows; how long that took."""
+        first = len(self.job.hidden) - self.rows_left
+        k, experts, _ = self.job.key
+        started = perf_counter()
+        self._parts.append(self._engine.topk(self.job.hidden[first : first + rows], k, experts))
+        seconds = perf_counter() - started
+        self.seconds += seconds
+        self.rows_left -= rows
+        return seconds
+
+    def result(self) -> TopK:
+        """The answer to all rows, as one call would have given it."""
+        parts = self._parts
+        return TopK(
+            np.concatenate([part.classes for part in parts]),
+            np.concatenate([part.log_probs for part in parts]),
+            np.concatenate([part.experts for part in parts]),
+            np.concatenate([part.gates for part in parts]),
+            sum(part.gate_seconds for part in parts),
+            np.sum([part.expert_rows for part in parts], axis=0),
+            np.sum([part.expert_seconds for part in parts], axis=0),
+        )
+
+    def answer(self, result: TopK) -> Answer:
+        call = Call(self._started, perf_counter(), result.gate_seconds, result.expert_seconds)
+        return Answer(result.classes, result.log_probs, result.experts, result.gates, call)
