@@ -57,13 +57,13 @@ def ask_long(batcher: Batcher, n_rows: int, **more: float) -> "asyncio.Future[An
     return answer
 
 
-def run(scenario: Callable[[Batcher, SteppedEngine, Recorder], object]) -> Recorder:
+def run(scenario: Callable[[Batcher, SteppedEngine], object]) -> Recorder:
     async def started() -> Recorder:
         engine, recorder = SteppedEngine(), Recorder()
         limits = LIMITS._replace(seconds=0.05)
         async with batching(engine, recorder, limits, max_batch_seconds=0.01) as batcher:
             async with asyncio.timeout(60):
-                await scenario(batcher, engine, recorder)  # type: ignore[misc]
+                await scenario(batcher, engine)  # type: ignore[misc]
         return recorder
 
     return asyncio.run(started())
@@ -90,7 +90,7 @@ def test_slices_together_are_the_answer_of_one_call(
 
 
 def test_others_are_answered_between_and_during_slices() -> None:
-    async def scenario(batcher: Batcher, engine: SteppedEngine, recorder: Recorder) -> None:
+    async def scenario(batcher: Batcher, engine: SteppedEngine) -> None:
         answer = ask_long(batcher, 5)
         for _ in range(3):
             await engine.slice_begun()
@@ -104,7 +104,7 @@ def test_others_are_answered_between_and_during_slices() -> None:
 
 
 def test_what_nobody_waits_for_is_not_computed_further() -> None:
-    async def scenario(batcher: Batcher, engine: SteppedEngine, recorder: Recorder) -> None:
+    async def scenario(batcher: Batcher, engine: SteppedEngine) -> None:
         answer = ask_long(batcher, 50)
         await engine.slice_begun()
         answer.cancel()
@@ -117,7 +117,7 @@ def test_what_nobody_waits_for_is_not_computed_further() -> None:
 
 
 def test_a_deadline_ends_the_work_after_the_slice() -> None:
-    async def scenario(batcher: Batcher, engine: SteppedEngine, recorder: Recorder) -> None:
+    async def scenario(batcher: Batcher, engine: SteppedEngine) -> None:
         answer = ask_long(batcher, 50, deadline=perf_counter() + 2.0)
         await engine.slice_begun()
         with pytest.raises(DeadlineExceeded):  # while the slice is still held
@@ -131,7 +131,7 @@ def test_a_deadline_ends_the_work_after_the_slice() -> None:
 
 
 def test_what_cannot_be_in_time_is_refused_before_any_work() -> None:
-    async def scenario(batcher: Batcher, engine: SteppedEngine, recorder: Recorder) -> None:
+    async def scenario(batcher: Batcher, engine: SteppedEngine) -> None:
         with pytest.raises(DeadlineExceeded):
             ask_long(batcher, 50, deadline=perf_counter() + 0.05)
         assert engine.slices == []
@@ -140,7 +140,7 @@ def test_what_cannot_be_in_time_is_refused_before_any_work() -> None:
 
 
 def test_the_running_call_counts_against_the_wait() -> None:
-    async def scenario(batcher: Batcher, engine: SteppedEngine, recorder: Recorder) -> None:
+    async def scenario(batcher: Batcher, engine: SteppedEngine) -> None:
         answer = ask_long(batcher, 50)  # half a second
         await engine.slice_begun()
         with pytest.raises(QueueFull):
@@ -204,12 +204,12 @@ def test_threads_are_shared_and_take_turns() -> None:
 
 
 def test_without_another_thread_the_first_one_computes_all(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group, done = ThreadGroup("shared", 4), threading.Semaphore(0)
     group.start()
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
