@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from service import errors
 from service.bundle import graph_checks, graphs, snapshots
+from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
 from service.bundle.format import (
     CLASSES,
@@ -88,7 +89,7 @@ def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool 
         expert_models=tuple(expert_models),
         offsets=offsets,
         classes=classes,
-        labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
+        labels=class_labels.decode(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
         weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
@@ -210,16 +211,6 @@ def _read_array(
     if array.shape != shape:
         raise errors.ShapeWrong(f"{name} has shape {array.shape}, not {shape}.")
     return array
-
-
-def _read_labels(content: bytes, n_classes: int) -> tuple[str, ...]:
-    try:
-        labels = tuple(content.decode().removesuffix("\n").split("\n"))
-    except UnicodeDecodeError as error:
-        raise errors.LabelsWrong(f"{LABELS} is not UTF-8 text.") from error
-    if len(labels) != n_classes:
-        raise errors.LabelsWrong(f"{LABELS} has {len(labels)} lines for {n_classes} classes.")
-    return labels
 
 
 def _read_samples(content: bytes, manifest: Manifest) -> NDArray[np.float32]:

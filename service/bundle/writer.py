@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from service import errors, npy
 from service.bundle import graphs
+from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
 from service.bundle.format import (
     CLASSES,
@@ -82,7 +83,7 @@ def write(
     if head is not None:
         files |= _head_files(head, _float32(head_bias), precision)
     if labels is not None:
-        files[LABELS] = label_bytes(labels, n_classes)
+        files[LABELS] = class_labels.encode(labels, n_classes)
     if samples is not None and len(samples):
         files[SAMPLES] = npy.write(samples.astype("<f4"))
     manifest = Manifest(
@@ -115,14 +116,6 @@ def _manifest_bytes(manifest: Manifest) -> bytes:
     content = manifest.model_dump_json(indent=2, exclude=unknown).encode() + b"\n"
     stated = f'"checksum": "{NO_CHECKSUM}"'.encode()
     return content.replace(stated, f'"checksum": "{sha256(content)}"'.encode())
-
-
-def label_bytes(labels: Sequence[str], n_classes: int) -> bytes:
-    if len(labels) != n_classes:
-        raise errors.LabelsWrong(f"{len(labels)} labels were given for {n_classes} classes.")
-    if any("\n" in label for label in labels):
-        raise errors.LabelsWrong("A label contains a line break.")
-    return ("\n".join(labels) + "\n").encode()
 
 
 def _float32(array: NDArray[np.floating[Any]] | None) -> NDArray[np.float32] | None:
