@@ -16,6 +16,7 @@ from service import errors
 from service.bundle import graph_checks, graphs, snapshots
 from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
+from service.bundle.finite import check_finite, first_not_finite
 from service.bundle.format import (
     CLASSES,
     GATE,
@@ -95,10 +96,22 @@ def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool 
         weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
         quantised=_numbers(copied, f"experts/{QUANTISED}", QUANTISED_TYPE),
     )
+    _check_weights(made)
     if HEAD_GRAPH not in files:
         return made
     weights = _numbers(copied, HEAD_WEIGHTS, STORED[manifest.precision][1])
+    if weights is not None:
+        check_finite(HEAD_WEIGHTS, weights)
     return replace(made, head=_head_layer(made, files[HEAD_GRAPH], weights))
+
+
+def _check_weights(made: Bundle) -> None:
+    """Those outside the graphs; the others are checked with their graphs."""
+    found = None if made.weights is None else first_not_finite(made.weights)
+    if found is not None:
+        row = found // made.manifest.hidden_size
+        expert = int(np.searchsorted(made.offsets, row, side="right")) - 1
+        raise errors.WeightsNotFinite(f"W of expert {expert} holds a NaN or an infinity.")
 
 
 def _check_head(graph: bytes, manifest: Manifest) -> None:

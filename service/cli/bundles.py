@@ -13,20 +13,14 @@ BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 @BUNDLE
 @json_option
 def verify(bundle: Path, as_json: bool) -> None:
-    """Check a bundle: every file, every graph, and that it answers."""
-    import numpy as np
-
+    """Check a bundle: every file, every weight, every graph, and that it answers."""
     from service.bundle import read
     from service.engine import Engine
+    from service.engine.verification import verify_answers
 
     opened = read(bundle, head=True)
     engine = Engine(opened)
-    rows = opened.samples
-    if rows is None:
-        rows = np.zeros((1, engine.hidden_size), np.float32)
-    engine.topk(rows, 1)
-    if opened.head is not None:
-        Engine(opened.head).topk(rows, 1)
+    verify_answers(opened, engine)
     classes, experts = engine.n_classes, engine.n_experts
     if as_json:
         show_json({"bundle": str(bundle), "good": True, "classes": classes, "experts": experts})
