@@ -20,6 +20,7 @@ from service import errors, npy
 from service.bundle import graphs
 from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
+from service.bundle.finite import check_finite
 from service.bundle.format import (
     CLASSES,
     FORMAT_VERSION,
@@ -70,6 +71,10 @@ def write(
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
     if previews and precision != "fp32":
         raise errors.PrecisionUnsuitable("Experts approximated by SVD are stored as fp32 only.")
+    given = {"gate": gate, "gate_bias": gate_bias, "weight": weight, "bias": bias}
+    for name, numbers in (given | {"head": head, "head_bias": head_bias}).items():
+        if numbers is not None:
+            check_finite(f"The array {name}", np.ascontiguousarray(numbers))
     n_experts, hidden_size = gate.shape
     offsets, classes = offsets.astype("<i8"), classes.astype("<i4")
     files: dict[str, bytes | memoryview] = {
@@ -183,7 +188,7 @@ def _head_files(
 def _stored(matrix: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         stored = matrix.astype(dtype)
-    if not np.isfinite(stored).all() and np.isfinite(matrix).all():
+    if not np.isfinite(stored).all():
         raise errors.PrecisionUnsuitable(f"A weight is too large for {dtype.name}.")
     return stored
 

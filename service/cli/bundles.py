@@ -13,7 +13,7 @@ BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 @BUNDLE
 @json_option
 def verify(bundle: Path, as_json: bool) -> None:
-    """Check a bundle: every file, every weight, every graph, and that it answers."""
+    """Check a bundle: every file, every graph, and that it answers."""
     from service.bundle import read
     from service.engine import Engine
     from service.engine.verification import verify_answers

@@ -126,6 +126,29 @@ def test_a_weight_of_the_head(tmp_path: Path) -> None:
         bundle.read(folder, head=True)
 
 
+@pytest.mark.parametrize("which", ["gate", "gate_bias", "weight", "bias", "head", "head_bias"])
+def test_no_such_bundle_is_written(tmp_path: Path, which: str) -> None:
+    arrays = {
+        "gate": np.ones((1, 2), np.float32),
+        "gate_bias": np.ones(1, np.float32),
+        "weight": np.ones((3, 2), np.float32),
+        "bias": np.ones(3, np.float32),
+        "head": np.ones((3, 2), np.float32),
+        "head_bias": np.ones(3, np.float32),
+    }
+    arrays[which].flat[-1] = np.nan
+    with pytest.raises(errors.WeightsNotFinite, match=f"The array {which} holds"):
+        bundle.write(
+            tmp_path / "1",
+            **arrays,  # type: ignore[arg-type]
+            offsets=np.array([0, 3]),
+            classes=np.arange(3, dtype=np.int32),
+            n_classes=3,
+            training=bundle.TrainingFacts(utilization=[1.0], flops_speedup=1.0),
+        )
+    assert not (tmp_path / "1").exists()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_first_number_that_is_not_finite(
     dtype: type[np.floating], monkeypatch: pytest.MonkeyPatch
