@@ -157,6 +157,14 @@ class GraphForbidden(BundleError):
     pass
 
 
+class WeightsNotFinite(BundleError):
+    """An array of the bundle holds a NaN or an infinity."""
+
+
+class GraphDiffers(BundleError):
+    """A graph answers otherwise than the weights it stands for."""
+
+
 class AnswersNotFinite(BundleError):
     """A bundle that is whole, but whose numbers are of no use."""
 

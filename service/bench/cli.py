@@ -13,6 +13,7 @@ from service.errors import DSSError
 from service.terminal import progress
 from service.terminal.console import json_option, show_json
 from service.terminal.messages import say, teller
+from service.terminal.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,7 +206,7 @@ def http(
         asked = server.model(model)
         samples = None if _is_url(target) else _samples(Path(target), asked.name, asked.version)
         measured = requests.sweep(sweep, server, asked, samples)
-        tell(f"{server.url}, model {asked.name}; {body_format} rows: {measured.rows}\n")
+        tell(f"{server.url}, model {printable(asked.name)}; {body_format} rows: {measured.rows}\n")
         tell(click.style(report.head(report.HTTP), bold=True))
         points = []
         with progress.bar("measuring", len(batch) * len(concurrency), steady=True) as bar:
@@ -213,7 +214,7 @@ def http(
                 points.append(point)
                 tell(report.line(report.HTTP, point))
                 for remark in report.remarks(point):
-                    say(f"Warning: {remark}")
+                    say(f"Warning: {printable(remark)}")
                 bar.advance()
     facts: dict[str, Any] = {
         "target": target,

@@ -26,6 +26,7 @@ from service.bundle.format import (
     Precision,
     expert_file,
 )
+from service.bundle.manifest_values import check_values
 
 NO_CHECKSUM = "0" * 64
 LARGEST_MANIFEST = 2**26
@@ -108,9 +109,10 @@ def read_manifest(path: Path) -> Manifest:
         found = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.ManifestMalformed(f"{MANIFEST} is not a JSON manifest.") from error
+    check_values(fields)
     if found not in READABLE_VERSIONS or isinstance(found, bool):
         raise errors.UnknownFormatVersion(
-            f"The bundle has format version {found!r}; this release reads 1 to 3."
+            f"The bundle has format version {repr(found)[:40]}; this release reads 1 to 3."
         )
     if found == 1 and "precision" in fields:
         raise errors.ManifestMalformed(f"{MANIFEST} of version 1 states a precision.")

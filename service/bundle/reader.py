@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from service import errors
 from service.bundle import graph_checks, graphs, snapshots
+from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
+from service.bundle.finite import check_finite, first_not_finite
 from service.bundle.format import (
     CLASSES,
     GATE,
@@ -88,16 +90,28 @@ def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool 
         expert_models=tuple(expert_models),
         offsets=offsets,
         classes=classes,
-        labels=_read_labels(files[LABELS], manifest.n_classes) if manifest.labels else None,
+        labels=class_labels.decode(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
         weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
         quantised=_numbers(copied, f"experts/{QUANTISED}", QUANTISED_TYPE),
     )
+    _check_weights(made)
     if HEAD_GRAPH not in files:
         return made
     weights = _numbers(copied, HEAD_WEIGHTS, STORED[manifest.precision][1])
+    if weights is not None:
+        check_finite(HEAD_WEIGHTS, weights)
     return replace(made, head=_head_layer(made, files[HEAD_GRAPH], weights))
+
+
+def _check_weights(made: Bundle) -> None:
+    """Those outside the graphs; the others are checked with their graphs."""
+    found = None if made.weights is None else first_not_finite(made.weights)
+    if found is not None:
+        row = found // made.manifest.hidden_size
+        expert = int(np.searchsorted(made.offsets, row, side="right")) - 1
+        raise errors.WeightsNotFinite(f"W of expert {expert} holds a NaN or an infinity.")
 
 
 def _check_head(graph: bytes, manifest: Manifest) -> None:
@@ -210,16 +224,6 @@ def _read_array(
     if array.shape != shape:
         raise errors.ShapeWrong(f"{name} has shape {array.shape}, not {shape}.")
     return array
-
-
-def _read_labels(content: bytes, n_classes: int) -> tuple[str, ...]:
-    try:
-        labels = tuple(content.decode().removesuffix("\n").split("\n"))
-    except UnicodeDecodeError as error:
-        raise errors.LabelsWrong(f"{LABELS} is not UTF-8 text.") from error
-    if len(labels) != n_classes:
-        raise errors.LabelsWrong(f"{LABELS} has {len(labels)} lines for {n_classes} classes.")
-    return labels
 
 
 def _read_samples(content: bytes, manifest: Manifest) -> NDArray[np.float32]:

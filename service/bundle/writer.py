@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from service import errors, npy
 from service.bundle import graphs
+from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
+from service.bundle.finite import check_finite
 from service.bundle.format import (
     CLASSES,
     FORMAT_VERSION,
@@ -69,6 +71,10 @@ def write(
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
     if previews and precision != "fp32":
         raise errors.PrecisionUnsuitable("Experts approximated by SVD are stored as fp32 only.")
+    given = {"gate": gate, "gate_bias": gate_bias, "weight": weight, "bias": bias}
+    for name, numbers in (given | {"head": head, "head_bias": head_bias}).items():
+        if numbers is not None:
+            check_finite(f"The array {name}", np.ascontiguousarray(numbers))
     n_experts, hidden_size = gate.shape
     offsets, classes = offsets.astype("<i8"), classes.astype("<i4")
     files: dict[str, bytes | memoryview] = {
@@ -82,7 +88,7 @@ def write(
     if head is not None:
         files |= _head_files(head, _float32(head_bias), precision)
     if labels is not None:
-        files[LABELS] = label_bytes(labels, n_classes)
+        files[LABELS] = class_labels.encode(labels, n_classes)
     if samples is not None and len(samples):
         files[SAMPLES] = npy.write(samples.astype("<f4"))
     manifest = Manifest(
@@ -115,14 +121,6 @@ def _manifest_bytes(manifest: Manifest) -> bytes:
     content = manifest.model_dump_json(indent=2, exclude=unknown).encode() + b"\n"
     stated = f'"checksum": "{NO_CHECKSUM}"'.encode()
     return content.replace(stated, f'"checksum": "{sha256(content)}"'.encode())
-
-
-def label_bytes(labels: Sequence[str], n_classes: int) -> bytes:
-    if len(labels) != n_classes:
-        raise errors.LabelsWrong(f"{len(labels)} labels were given for {n_classes} classes.")
-    if any("\n" in label for label in labels):
-        raise errors.LabelsWrong("A label contains a line break.")
-    return ("\n".join(labels) + "\n").encode()
 
 
 def _float32(array: NDArray[np.floating[Any]] | None) -> NDArray[np.float32] | None:
@@ -190,7 +188,7 @@ def _head_files(
 def _stored(matrix: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         stored = matrix.astype(dtype)
-    if not np.isfinite(stored).all() and np.isfinite(matrix).all():
+    if not np.isfinite(stored).all():
         raise errors.PrecisionUnsuitable(f"A weight is too large for {dtype.name}.")
     return stored
 

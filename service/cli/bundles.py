@@ -14,19 +14,13 @@ BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 @json_option
 def verify(bundle: Path, as_json: bool) -> None:
     """Check a bundle: every file, every graph, and that it answers."""
-    import numpy as np
-
     from service.bundle import read
     from service.engine import Engine
+    from service.engine.verification import verify_answers
 
     opened = read(bundle, head=True)
     engine = Engine(opened)
-    rows = opened.samples
-    if rows is None:
-        rows = np.zeros((1, engine.hidden_size), np.float32)
-    engine.topk(rows, 1)
-    if opened.head is not None:
-        Engine(opened.head).topk(rows, 1)
+    verify_answers(opened, engine)
     classes, experts = engine.n_classes, engine.n_experts
     if as_json:
         show_json({"bundle": str(bundle), "good": True, "classes": classes, "experts": experts})

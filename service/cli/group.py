@@ -14,6 +14,7 @@ import click
 
 from service.errors import DSSError
 from service.terminal import console, progress
+from service.terminal.text import printable
 
 ENTRY_POINTS = "dss.commands"
 EXTRA = "doubly-sparse-softmax[train]"
@@ -186,7 +187,7 @@ def _shown(error: BaseException, command: str | None) -> click.ClickException:
         return Failed(_needs(command, error.name))
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(f"Interrupted: dss {command} did not finish.")
-    return Failed(str(error))
+    return Failed(printable(str(error)))  # it may quote a bundle or a server
 
 
 def _unknown(kind: str, name: str, close: list[str]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from service.bundle import Bundle, flops_speedup
 from service.terminal import console
+from service.terminal.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -107,7 +108,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *([("head", "shipped, to compare answers with")] if facts["head"] else []),
         ("size", f"{facts['bytes']:,} bytes"),
-        ("created", f"{facts['created']}, format {facts['format_version']}"),
+        ("created", f"{printable(facts['created'])}, format {facts['format_version']}"),
     ]
 
 

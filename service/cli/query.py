@@ -13,6 +13,7 @@ import click
 
 from service.errors import DSSError
 from service.terminal import console, progress
+from service.terminal.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -289,7 +290,7 @@ def table(answer: Answer, first: int) -> str:
         zip(answer.classes.tolist(), answer.log_probs.tolist(), strict=True)
     ):
         for place, (found, value) in enumerate(zip(classes, log_probs, strict=True)):
-            label = "" if answer.labels is None else f"  {answer.labels[row][place]}"
+            label = "" if answer.labels is None else f"  {printable(answer.labels[row][place])}"
             lines.append(
                 f"{first + row:>{number}}  {answer.experts[row]:>6}  {answer.gates[row]:.4f}"
                 f"  {found:>9}  {value:>8.4f}{label}"
@@ -319,7 +320,7 @@ def _drawings(answer: Answer, first: int) -> "list[RenderableType]":
         answers.add_column("log prob", justify="right", no_wrap=True)
         answers.add_column("probability")
         for place, (found, value) in enumerate(zip(classes, log_probs, strict=True)):
-            label = [] if answer.labels is None else [answer.labels[row][place]]
+            label = [] if answer.labels is None else [printable(answer.labels[row][place])]
             filled = ProgressBar(1.0, exp(min(value, 0.0)), width=20)
             answers.add_row(str(found), *label, f"{value:.4f}", filled)
         drawn += [title, answers]

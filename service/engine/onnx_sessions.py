@@ -31,9 +31,9 @@ class OnnxBackend(Backend):
         self._classes = [
             bundle.expert_classes(expert).astype(np.int64) for expert in range(self._n_experts)
         ]
-        self._gate = _session(bundle.gate_model, {}, threads)
+        self._gate = session(bundle.gate_model, {}, threads)
         self._experts = [
-            None if model is None else _session(model, bundle.external(expert), threads)
+            None if model is None else session(model, bundle.external(expert), threads)
             for expert, model in enumerate(bundle.expert_models)
         ]
 
@@ -83,14 +83,14 @@ class OnnxBackend(Backend):
         classes = np.full((len(hidden), k), NO_CLASS, np.int64)
         log_probs = np.full((len(hidden), k), -np.inf, np.float32)
         for expert, group in _groups(experts):
-            session = self._experts[expert]
-            if session is None:
+            graph = self._experts[expert]
+            if graph is None:
                 continue
             held = min(k, self._sizes[expert])
             for part in self._parts(expert, held, group):
                 gate = temperatures[part, None]  # [b,1]
                 started = perf_counter()
-                score, position, logsumexp = session.run(
+                score, position, logsumexp = graph.run(
                     None, {"hidden": hidden[part], "gate": gate, "k": np.array([held])}
                 )  # [b,held], [b,held], [b,1]
                 work.seconds[expert] += perf_counter() - started
@@ -161,7 +161,7 @@ def _best(classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int) ->
     return np.take_along_axis(classes, order, axis=1), np.take_along_axis(log_probs, order, axis=1)
 
 
-def _session(
+def session(
     model: bytes, external: dict[str, NDArray[np.generic]], threads: int
 ) -> onnxruntime.InferenceSession:
     """A session of one graph; `external` are the arrays it keeps outside itself, not copied."""

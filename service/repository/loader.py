@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OpenModel = Callable[[str, int, Path], Model]
+LONGEST_REASON = 500  # characters
 FILE_PROBLEM = version_labels.FILE  # stands for all aliases in Entry.alias_problems
 
 
@@ -290,15 +291,20 @@ def _aliases(found: ModelFolder, before: Entry) -> tuple[Aliases, Mapping[str, s
 
 
 def _refusal(error: Exception) -> Refusal:
-    if isinstance(error, FileUnreadable):
-        return Refusal(str(error), lasting=False)
     if isinstance(error, DSSError):
-        return Refusal(str(error), lasting=True)
+        return Refusal(_bounded(str(error)), lasting=not isinstance(error, FileUnreadable))
     if isinstance(error, OSError) and error.strerror:
         return Refusal(f"The bundle cannot be read: {error.strerror}.", lasting=False)
     if isinstance(error, MemoryError):
         return Refusal("There is not enough memory for the bundle.", lasting=False)
     return Refusal("The bundle could not be opened; the server's log says why.", lasting=True)
+
+
+def _bounded(reason: str) -> str:
+    """Of a length that does not depend on what the bundle holds."""
+    if len(reason) <= LONGEST_REASON:
+        return reason
+    return f"{reason[: LONGEST_REASON - 1]}…"
 
 
 def _has_same_manifest(path: Path, loaded: Model) -> bool:

@@ -14,6 +14,7 @@ from service.batching.batcher import Batcher
 from service.batching.queue import QueueLimits
 from service.batching.threads import EngineThreads
 from service.bundle import Bundle, Manifest, snapshots
+from service.bundle.labels import json_bytes_most
 from service.bundle.snapshots import Snapshot
 from service.errors import AnswersNotFinite
 from service.repository.class_index import ClassIndex
@@ -38,6 +39,7 @@ class Source:
     model: str
     version: int
     labels: NDArray[np.object_] | None  # [C]
+    label_bytes_most: int = 0  # of the longest label as a JSON string, quotation marks included
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +125,7 @@ def open_model(
         manifest=opened.manifest,
         samples=opened.samples,
         index=ClassIndex(opened.manifest.n_classes, opened.offsets, opened.classes),
-        source=Source(name, version, labels),
+        source=Source(name, version, labels, json_bytes_most(opened.labels or ())),
         engine=engine,
         batcher=batcher,
         metrics=observer,

@@ -18,6 +18,7 @@ from service.errors import DSSError
 from service.settings import Settings
 from service.telemetry import request_ids
 from service.telemetry.log_queue import LogQueue
+from service.terminal.text import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 VERBOSE = ("asyncio", "numba", "urllib3")  # never log below info
@@ -144,12 +145,6 @@ class TextLines(logging.Formatter):
             return line
         trace = self.formatException(record.exc_info).splitlines()
         return "\n".join([line, *(f"    {printable(part)}" for part in trace)])
-
-
-def printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _fields(record: logging.LogRecord, worker: int | None) -> Fields:

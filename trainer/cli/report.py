@@ -8,6 +8,7 @@ import click
 
 from service.terminal.console import json_option, show_json
 from service.terminal.messages import say
+from service.terminal.text import printable_lines
 
 FOLDER = click.Path(path_type=Path)
 
@@ -47,6 +48,6 @@ def report(
         write_json(numbers, {"command": command, "runs": summaries})
         told["numbers"] = str(numbers)
     if markdown:
-        click.echo(reports.markdown(summaries))
+        click.echo(printable_lines(reports.markdown(summaries)))
     if as_json:
         show_json(told)

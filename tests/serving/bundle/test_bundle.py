@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 from service import bundle, errors
 from service.bundle import graphs
+from service.bundle import labels as class_labels
 from service.bundle.format import MANIFEST
-from service.bundle.writer import label_bytes
 
 
 def test_what_is_written_is_read(tiny: bundle.Bundle) -> None:
@@ -97,4 +97,4 @@ def test_the_papers_speedup_formula() -> None:
 @pytest.mark.parametrize("labels", [["a"] * 11, ["a\nb"] + ["a"] * 11])
 def test_labels_that_cannot_be_written(labels: list[str]) -> None:
     with pytest.raises(errors.LabelsWrong):
-        label_bytes(labels, N_CLASSES)
+        class_labels.encode(labels, N_CLASSES)

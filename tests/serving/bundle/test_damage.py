@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,6 +176,59 @@ def test_a_manifest_without_checksum(folder: Path) -> None:
 def test_a_manifest_that_is_no_manifest(folder: Path, content: bytes) -> None:
     (folder / MANIFEST).write_bytes(content)
     with pytest.raises(errors.ManifestMalformed):
+        bundle.read(folder)
+
+
+# --- values that would break what shows them --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("\ud800", "lone surrogate"),
+        ("2026\udfff", "lone surrogate"),
+        ("\x1b]0;title\x07", "control character"),
+        ("NUL\x00", "control character"),
+        ("C1 \x9b31m", "control character"),
+        ("two\nlines", "control character"),
+        ("x" * 1001, "1001 characters"),
+    ],
+)
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda fields, value: fields.update(created=value),
+        lambda fields, value: fields.update(producer=value),
+        lambda fields, value: fields["training"].update(dataset=value),
+        lambda fields, value: fields["training"].update(deep=[{"a": [value]}]),
+        lambda fields, value: fields["training"].update({value: 1}),
+        lambda fields, value: fields["files"].update({value: {}}),
+    ],
+)
+def test_a_text_that_cannot_be_shown(
+    folder: Path, put: Callable[[dict[str, Any], str], None], value: str, problem: str
+) -> None:
+    rewrite_manifest(folder, lambda fields: put(fields, value))
+    with pytest.raises(errors.ManifestMalformed, match=problem) as refusal:
+        bundle.read(folder)
+    assert str(refusal.value).isascii() and str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 500
+
+
+def test_texts_of_any_language(folder: Path) -> None:
+    rewrite_manifest(folder, lambda fields: fields["training"].update(dataset="日本語, café 😀"))
+    assert bundle.read(folder).manifest.training.model_extra == {"dataset": "日本語, café 😀"}
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), [{"a": float("nan")}], 10**30]
+)
+def test_a_number_that_is_none(folder: Path, value: object) -> None:
+    rewrite_manifest(folder, lambda fields: fields["training"].update(measured=value))
+    with pytest.raises(errors.ManifestMalformed, match="number"):
+        bundle.read(folder)
+    rewrite_manifest(folder, set_field("hidden_size", 10**30))
+    with pytest.raises(errors.ManifestMalformed, match="number"):
         bundle.read(folder)
 
 

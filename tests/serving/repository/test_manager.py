@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.altered_bundle import rewrite_manifest
 from helpers.model_manager import Kept
 from helpers.tiny_bundle import write_tiny
 
@@ -41,6 +42,21 @@ def test_a_refused_version_does_not_take_a_good_ones_place(
         write_tiny(folder / "tiny" / str(version), seed=version)
     (folder / "tiny" / "3" / "gate.onnx").write_bytes(b"")
     assert list(kept().load().entry("tiny").versions) == [2, 1]
+
+
+def test_the_reason_of_a_refusal_has_a_length_limit(
+    folder: Path, kept: Callable[..., Kept]
+) -> None:
+    write_tiny(folder / "tiny" / "1")
+    write_tiny(folder / "tiny" / "2")
+    rewrite_manifest(
+        folder / "tiny" / "2",
+        lambda fields: fields["files"].update(
+            {"\U000e0000" * 900: {"sha256": "1" * 64, "bytes": 1}}
+        ),
+    )
+    reason = kept().load().entry("tiny").refused[2]
+    assert len(reason) == 500 and reason.endswith("…")
 
 
 def test_a_new_version_takes_over_and_the_oldest_is_let_go(

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from helpers.altered_bundle import replace_file
 from helpers.checked_traffic import traffic
 from helpers.large_bundle import WIDTH, write_wide
 from helpers.process_stats import descriptors, resident
@@ -138,9 +139,12 @@ def test_a_bad_version_is_refused_and_the_old_one_goes_on(
 def test_numbers_that_are_of_no_use_are_refused(client: httpx.Client, folder: Path) -> None:
     made(folder, "nan", 1)
     serves(client, "nan", 1)
-    write_wide(folder / "nan" / "2", seed=1, width=4, classes=12, weight=np.nan)
+    bad = write_wide(folder / "nan" / "unfinished", seed=1, width=4, classes=12)
+    replace_file(bad, "experts/weights.bin", np.full(4 * 12, np.nan, np.float32).tobytes())
+    bad.rename(folder / "nan" / "2")
     wait_until(lambda: found(client, "nan").get(2, ("",))[0] == "refused")
-    assert found(client, "nan")[2] == ("refused", "The bundle answers a row with NaN or infinity.")
+    reason = "W of expert 0 holds a NaN or an infinity."
+    assert found(client, "nan")[2] == ("refused", reason)
     assert answers(client, "nan") == 1
 
 
