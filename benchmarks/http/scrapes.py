@@ -30,7 +30,7 @@ from trainer.data.files import write_json
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600.0
-SCRAPE_SECONDS = 120.0
+SCRAPE_SECONDS = 600.0
 PAUSE_SECONDS = 0.001  # of who asks /livez
 QUIET_SECONDS = 12.0  # without a scrape; every 10 seconds the server notes what was counted
 
