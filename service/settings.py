@@ -116,6 +116,20 @@ class Shadow(BaseModel):
     max_waiting_rows: PositiveInt = 256  # further rows are not compared
 
 
+class MetricsSettings(BaseModel):
+    """How much /metrics shows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # How many experts of each version have series of their own, those that training used most; the
+    # others share one. all: each has its own.
+    experts: NonNegativeInt | Literal["all"] = 100
+
+    @property
+    def own_series(self) -> int | None:
+        return None if self.experts == "all" else self.experts
+
+
 class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -239,6 +253,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     queue: Queue = Queue()
     engine: EngineSettings = EngineSettings()
+    metrics: MetricsSettings = MetricsSettings()
     drift: Drift = Drift()
     shadow: Shadow = Shadow()
     repository: RepositorySettings = RepositorySettings()

@@ -58,8 +58,8 @@ EXPERT_MEAN_SECONDS = padded(
     f" / sum by (expert) ({rate('dss_expert_compute_seconds_count')})"
 )
 EXPERT_P99 = quantile(0.99, "dss_expert_compute_seconds", by="expert, le")
-EXPERTS_IN_USE = f"avg({of_model('dss:effective_experts:count5m')})"
-EXPERTS_IN_TRAINING = f"avg({of_model('dss:trained_effective_experts:count')})"
+EXPERTS_IN_USE = f"avg({of_model('dss_effective_experts')})"
+EXPERTS_IN_TRAINING = f"avg({of_model('dss_trained_effective_experts')})"
 
 UTILIZATION_DRIFT = of_model("dss_utilization_drift_ratio")
 GATE_DRIFT = of_model("dss_gate_drift_ratio")

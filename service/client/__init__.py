@@ -9,6 +9,7 @@ from service.client.async_client import AsyncClient
 from service.client.client import Client
 from service.client.errors import (
     AnswerMalformed,
+    AnswerTooLarge,
     ClientClosed,
     ClientError,
     DeadlineExceeded,
@@ -32,6 +33,7 @@ from service.client.model_info import (
 __all__ = [
     "Answer",
     "AnswerMalformed",
+    "AnswerTooLarge",
     "AsyncClient",
     "Client",
     "ClientClosed",

@@ -12,9 +12,9 @@ from service.client import address
 from service.client.address import Verify
 from service.client.answers import Answer
 from service.client.async_connections import AsyncConnections
-from service.client.core import Core, Pause, Send, Steps, Together, Version
+from service.client.core import Core, Pause, Send, Steps, Together, Version, reply_limits
 from service.client.errors import ClientError
-from service.client.http1 import Reply
+from service.client.http1 import DEFAULT_LIMITS, Reply
 from service.client.model_info import ExpertInfo, ModelInfo
 
 T = TypeVar("T")
@@ -35,12 +35,15 @@ class AsyncClient:
         timeout: float = 10.0,
         retries: int = 4,
         verify: Verify = True,
+        max_head_bytes: int = DEFAULT_LIMITS.head_bytes,
+        max_body_bytes: int = DEFAULT_LIMITS.body_bytes,
     ) -> None:
         where = address.parse(url)
+        limits = reply_limits(max_head_bytes, max_body_bytes)
         self._core = Core(
             where, model=model, version=version, api_key=api_key, timeout=timeout, retries=retries
         )
-        self._connections = AsyncConnections(where, address.tls_context(where, verify))
+        self._connections = AsyncConnections(where, address.tls_context(where, verify), limits)
 
     async def topk(
         self,

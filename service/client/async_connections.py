@@ -6,8 +6,8 @@ import ssl
 from service.client.address import Address
 from service.client.deadline import Deadline
 from service.client.error_mapping import connect_error, exchange_error
-from service.client.errors import ClientClosed
-from service.client.http1 import NOT_HTTP, Reply, ReplyReader
+from service.client.errors import AnswerTooLarge, ClientClosed
+from service.client.http1 import NOT_HTTP, Reply, ReplyLimits, ReplyReader
 
 MOST_CONNECTIONS = 100
 
@@ -15,13 +15,14 @@ MOST_CONNECTIONS = 100
 class AsyncConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
-        self._reader = ReplyReader()
+    def __init__(self, limits: ReplyLimits) -> None:
+        self._reader = ReplyReader(limits)
         self._reply: asyncio.Future[Reply] | None = None  # to the request under way
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def exchange(self, message: bytes, deadline: Deadline) -> Reply:
-        """Sends a request and reads its reply. Raises OSError or one of NOT_HTTP."""
+        """Sends a request and reads its reply. Raises OSError, AnswerTooLarge or one of
+        NOT_HTTP."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
         self._reply = reply
@@ -53,7 +54,8 @@ class AsyncConnection(asyncio.Protocol):
             return
         try:
             reply = self._reader.feed(data)
-        except NOT_HTTP as error:
+        except (AnswerTooLarge, *NOT_HTTP) as error:
+            self.transport.pause_reading()
             self._fail(error)
         else:
             if reply is not None:
@@ -72,9 +74,10 @@ class AsyncConnection(asyncio.Protocol):
 class AsyncConnections:
     """At most MOST_CONNECTIONS connections, each for one request at a time."""
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, limits: ReplyLimits) -> None:
         self._address = address
         self._tls = tls
+        self._limits = limits
         self._idle: list[AsyncConnection] = []
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first request
@@ -146,7 +149,11 @@ class AsyncConnections:
         try:
             async with asyncio.timeout(deadline.left):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    AsyncConnection, address.host, address.port, ssl=self._tls, server_hostname=name
+                    lambda: AsyncConnection(self._limits),
+                    address.host,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=name,
                 )
         except OSError as error:
             raise connect_error(address, error, deadline) from error

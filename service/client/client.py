@@ -11,9 +11,9 @@ from service.client import address
 from service.client.address import Verify
 from service.client.answers import Answer
 from service.client.connections import Connections
-from service.client.core import Core, Pause, Send, Steps, Version
+from service.client.core import Core, Pause, Send, Steps, Version, reply_limits
 from service.client.errors import ClientError
-from service.client.http1 import Reply
+from service.client.http1 import DEFAULT_LIMITS, Reply
 from service.client.model_info import ExpertInfo, ModelInfo
 
 T = TypeVar("T")
@@ -31,18 +31,22 @@ class Client:
         timeout: float = 10.0,
         retries: int = 4,
         verify: Verify = True,
+        max_head_bytes: int = DEFAULT_LIMITS.head_bytes,
+        max_body_bytes: int = DEFAULT_LIMITS.body_bytes,
     ) -> None:
         """
         `model` and `version` (a number or an alias) are used when a call names none. Without
         `api_key` that of DSS_API_KEY is sent. `timeout` is for a whole call: all its tries and
         parts. `retries` are made when the server is overloaded or cannot be reached. `verify` is
         the file of a certificate authority, an ssl.SSLContext, or False to trust any certificate.
+        Of an answer no more than `max_head_bytes` and `max_body_bytes` are read.
         """
         where = address.parse(url)
+        limits = reply_limits(max_head_bytes, max_body_bytes)
         self._core = Core(
             where, model=model, version=version, api_key=api_key, timeout=timeout, retries=retries
         )
-        self._connections = Connections(where, address.tls_context(where, verify))
+        self._connections = Connections(where, address.tls_context(where, verify), limits)
 
     def topk(
         self,

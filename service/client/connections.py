@@ -10,18 +10,25 @@ from service.client.address import Address
 from service.client.deadline import Deadline
 from service.client.error_mapping import connect_error, exchange_error
 from service.client.errors import ClientClosed
-from service.client.http1 import NOT_HTTP, Reply, ReplyReader
+from service.client.http1 import NOT_HTTP, Reply, ReplyLimits, ReplyReader
 
 RECEIVE_BYTES = 65_536
 
 
 class Connection:
-    def __init__(self, address: Address, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        address: Address,
+        tls: ssl.SSLContext | None,
+        limits: ReplyLimits,
+        deadline: Deadline,
+    ) -> None:
         self._socket = _connect(address, tls, deadline)
-        self._reader = ReplyReader()
+        self._reader = ReplyReader(limits)
 
     def exchange(self, message: bytes, deadline: Deadline) -> Reply:
-        """Sends a request and reads its reply. Raises OSError or one of NOT_HTTP."""
+        """Sends a request and reads its reply. Raises OSError, AnswerTooLarge or one of
+        NOT_HTTP."""
         try:
             self._set_timeout(deadline)
             self._socket.sendall(message)
@@ -59,9 +66,10 @@ def _connect(address: Address, tls: ssl.SSLContext | None, deadline: Deadline) -
 class Connections:
     """As many connections as threads ask at once; a thread never waits for another's."""
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, limits: ReplyLimits) -> None:
         self._address = address
         self._tls = tls
+        self._limits = limits
         self._idle: deque[Connection] = deque()  # append and pop are safe among threads
         self._closed = False
         _all.add(self)
@@ -95,7 +103,7 @@ class Connections:
 
     def _connect(self, deadline: Deadline) -> Connection:
         try:
-            return Connection(self._address, self._tls, deadline)
+            return Connection(self._address, self._tls, self._limits, deadline)
         except OSError as error:
             raise connect_error(self._address, error, deadline) from error
 

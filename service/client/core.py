@@ -33,7 +33,7 @@ from service.client.errors import (
     QueryRefused,
     Unavailable,
 )
-from service.client.http1 import Reply
+from service.client.http1 import Reply, ReplyLimits
 from service.client.model_info import ExpertInfo, ModelInfo
 from service.client.rows import PartLimits, Rows, body, rows
 
@@ -286,6 +286,10 @@ class Core:
         left = max(self._left(deadline), 1e-3)
         unit = 10.0 ** (math.floor(math.log10(left)) - 1)
         return f"DSS-Timeout: {math.ceil(left / unit - 1e-9) * unit:g}\r\n"
+
+
+def reply_limits(head_bytes: int, body_bytes: int) -> ReplyLimits:
+    return ReplyLimits(_count("max_head_bytes", head_bytes), _count("max_body_bytes", body_bytes))
 
 
 def _count(name: str, value: int, least: int = 1) -> int:

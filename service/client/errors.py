@@ -84,5 +84,9 @@ class AnswerMalformed(ClientError):
     """What came is no answer of this service."""
 
 
+class AnswerTooLarge(ClientError):
+    """The head or the body of what came is larger than the client was told to read."""
+
+
 class ClientClosed(ClientError):
     """The client was closed, or is used in another event loop."""

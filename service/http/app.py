@@ -171,7 +171,8 @@ async def _lifespan(app: Application) -> AsyncIterator[None]:
 
 
 async def _update_drift(metrics: Metrics) -> None:
-    metrics.look(monotonic())
+    """In a thread, since everything that is counted of many models takes long to read."""
+    await asyncio.to_thread(metrics.look, monotonic())
 
 
 def _manager(

@@ -91,6 +91,7 @@ def open_model(
         opened,
         window_seconds=settings.drift.window_seconds,
         shadow_size=shadow.size(engine) if shadowed else 0,
+        own_series=settings.metrics.own_series,
     )
     compared = None
     if opened.head is not None:

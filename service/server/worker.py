@@ -54,7 +54,7 @@ def run(config: WorkerConfig, request: WorkerRequest, channel: socket.socket) ->
         channel.send(b"%b%d" % (STARTED, os.getpid()))
         loaded = settings.load(config.settings)
         logging_setup.configure(loaded, request.number)
-        metrics = shared_metrics(config.folder, request.number)
+        metrics = shared_metrics(config.folder, request.number, loaded.workers)
         try:
             app = create_app(loaded, metrics=metrics, shared=config.folder)
         except DSSError as error:  # the supervisor cannot check this: it does not import the server
@@ -70,11 +70,11 @@ def run(config: WorkerConfig, request: WorkerRequest, channel: socket.socket) ->
         sys.exit(1)
 
 
-def shared_metrics(folder: Path, number: int) -> Metrics:
+def shared_metrics(folder: Path, number: int, workers: int) -> Metrics:
     registry = CollectorRegistry()
     read_workers = partial(worker_table.read, folder)
     registry.register(Processes(read_workers))
-    return Metrics(registry, SharedCounters(folder, number), read_workers)
+    return Metrics(registry, SharedCounters(folder, number, workers), read_workers)
 
 
 class WorkerServer(Server):

@@ -63,8 +63,9 @@ class LocalCounters(Counters):
         return self._own.setdefault(key, np.zeros(size))
 
     def blocks(self, key: Key | None = None) -> Iterator[Block]:
-        for own, values in list(self._own.items()):
-            if key in (None, own):
+        for own in list(self._own) if key is None else [key]:
+            values = self._own.get(own)
+            if values is not None:
                 yield Block(0, own, values)
 
     def drop(self, key: Key) -> None:
@@ -72,11 +73,16 @@ class LocalCounters(Counters):
 
 
 class SharedCounters(Counters):
-    """The counters of one of several workers; `folder` belongs to the workers of one server."""
+    """The counters of one of several workers; `folder` belongs to the workers of one server.
 
-    def __init__(self, folder: Path, worker: int) -> None:
+    If it is told how many workers there are, the blocks of one key are found without listing the
+    folder, which has some files for each version of each model.
+    """
+
+    def __init__(self, folder: Path, worker: int, workers: int | None = None) -> None:
         self._folder = folder
         self._worker = worker
+        self._workers = workers
         self._own: dict[Key, Values] = {}
         self._unshared: dict[Key, Values] = {}  # own blocks that the folder had no room for
         self._logged_no_room = False
@@ -91,7 +97,7 @@ class SharedCounters(Counters):
         return self._own[key]
 
     def blocks(self, key: Key | None = None) -> Iterator[Block]:
-        for name in sorted(self._file_names("" if key is None else _hashed(key))):
+        for name in self._names(key):
             with suppress(FileNotFoundError):  # its worker has just dropped it
                 line, _, stored = (self._folder / name).read_bytes().partition(b"\n")
                 worker = int(name.partition("-")[0])
@@ -129,14 +135,18 @@ class SharedCounters(Counters):
             raise
 
     def _path(self, key: Key) -> Path:
-        return self._folder / f"{self._worker}-{_hashed(key)}{SUFFIX}"
+        return self._folder / _name(self._worker, key)
 
-    def _file_names(self, hashed: str) -> list[str]:
+    def _names(self, key: Key | None) -> list[str]:
+        """Of files with the blocks of one key or of all keys; some may not be there."""
+        if key is not None and self._workers is not None:
+            return [_name(worker, key) for worker in range(self._workers)]
+        ending = SUFFIX if key is None else _hashed(key) + SUFFIX
         try:
             found = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:  # the supervisor has ended, and this worker is about to
             return []
-        return [name for name in found if name.endswith(hashed + SUFFIX)]
+        return sorted(name for name in found if name.endswith(ending))
 
     def _log_no_room(self, error: OSError) -> None:
         if not self._logged_no_room:
@@ -155,6 +165,10 @@ def _header(key: Key) -> bytes:
     line = json.dumps(key).encode()
     padding = -(len(line) + 1) % COUNTER_BYTES
     return line + b" " * padding + b"\n"
+
+
+def _name(worker: int, key: Key) -> str:
+    return f"{worker}-{_hashed(key)}{SUFFIX}"
 
 
 def _hashed(key: Key) -> str:

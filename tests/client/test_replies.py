@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.client import AnswerMalformed
-from service.client.http1 import ReplyReader
+from service.client.http1 import DEFAULT_LIMITS, ReplyReader
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 NPY = {"content_type": "application/x-npy", "dss_model": "scripted", "dss_model_version": "1"}
@@ -36,7 +36,7 @@ def test_a_reply_may_be_cut_anywhere(cuts: list[int], form: str) -> None:
         "chunked": chunked(body, 50),
         "early": b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + answer(200, body, **NPY),
     }[form]
-    reader = ReplyReader()
+    reader = ReplyReader(DEFAULT_LIMITS)
     found = []
     for _ in range(2):  # a connection has more than one
         rest = whole

@@ -242,7 +242,10 @@ def _class_infos(model: Model, classes: Sequence[int]) -> list[schemas.ClassInfo
 
 def _experts(model: Model) -> schemas.ExpertList:
     manifest, metrics = model.manifest, model.metrics
-    utilization: Sequence[float | None] = metrics.utilization or [None] * manifest.n_experts
+    live_utilization = metrics.utilization()
+    utilization: Sequence[float | None] = (
+        [None] * manifest.n_experts if live_utilization is None else live_utilization.tolist()
+    )
     columns = zip(
         manifest.expert_sizes,
         manifest.training.utilization,

@@ -109,5 +109,5 @@ def _version_info(model: Model) -> schemas.VersionInfo:
         created=manifest.created,
         accuracy=manifest.training.accuracy,
         trained_flops_speedup=manifest.training.flops_speedup,
-        flops_speedup=model.metrics.flops_speedup,
+        flops_speedup=model.metrics.flops_speedup(),
     )

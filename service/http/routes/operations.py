@@ -1,6 +1,7 @@
 """Probes and metrics: what operators and their tools ask."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +12,7 @@ from service.http import health, openapi, schemas
 from service.http.auth.access import needs
 from service.http.openapi import problem_responses
 from service.http.state import AppState
+from service.telemetry.metrics.page import MetricsPage
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METRICS: Mapping[str, Any] = {
@@ -26,6 +28,7 @@ METRICS: Mapping[str, Any] = {
 
 
 def add_routes(app: FastAPI, state: AppState) -> None:
+    page = MetricsPage(partial(generate_latest, state.metrics.registry))
     not_ok = openapi.problem_responses(503)
 
     @app.get("/livez", tags=["operations"], responses=not_ok)
@@ -50,7 +53,6 @@ def add_routes(app: FastAPI, state: AppState) -> None:
 
     @app.get("/metrics", tags=["operations"], **METRICS)
     @needs("metrics")
-    def metrics() -> Response:
+    async def metrics() -> Response:
         """Everything that is counted, for Prometheus."""
-        body = generate_latest(state.metrics.registry)
-        return Response(body, headers={"content-type": METRICS_TYPE})
+        return Response(await page.get(), headers={"content-type": METRICS_TYPE})

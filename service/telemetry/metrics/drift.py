@@ -36,6 +36,13 @@ def stability_index(counts: Values, shares: Values) -> float | None:
     return float(((live - trained) * np.log(live / trained)).sum())
 
 
+def effective_number(counts: Values) -> float:
+    """How many bins the counts are spread over: exp of the entropy of their shares. K bins with
+    equal shares count K, one that has everything counts 1."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
 class Window:
     """What was counted in the last so many seconds, of counts that only grow."""
 
@@ -104,6 +111,8 @@ class Drift:
         parts = np.cumsum([len(self.trained.experts), GATE_BINS])
         chosen, gates, shadowed = np.split(recent, parts)
         families.rows.add_metric(self.labels, float(chosen.sum()))
+        if chosen.any():
+            families.effective_experts.add_metric(self.labels, effective_number(chosen))
         drift = self.trained.expert_drift(chosen)
         if drift is not None:
             families.experts.add_metric(self.labels, drift)
@@ -120,6 +129,11 @@ class DriftFamilies:
     def __init__(self) -> None:
         self.rows = GaugeMetricFamily(
             "dss_drift_window_rows", "Rows answered in the window of drift.", labels=MODEL
+        )
+        self.effective_experts = GaugeMetricFamily(
+            "dss_effective_experts",
+            "How many experts recent rows were spread over: exp of the entropy of their shares.",
+            labels=MODEL,
         )
         self.experts = GaugeMetricFamily(
             "dss_utilization_drift_ratio",
@@ -138,7 +152,7 @@ class DriftFamilies:
         )
 
     def __iter__(self) -> Iterator[Metric]:
-        yield from (self.rows, self.experts, self.gates, self.recall)
+        yield from (self.rows, self.effective_experts, self.experts, self.gates, self.recall)
 
 
 def drift_families(models: Iterable[tuple[Drift, Values]]) -> Iterator[Metric]:

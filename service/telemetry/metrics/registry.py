@@ -3,7 +3,7 @@
 Requests are counted in `Counters`; they become metrics when scraped, as the sum over all workers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,18 +11,13 @@ from prometheus_client.registry import Collector
 
 from service.bundle import Bundle
 from service.shared_state import worker_table
-from service.shared_state.counters import Block, Counters, Key, LocalCounters, Values, totals
+from service.shared_state.counters import Block, Counters, LocalCounters, Values, totals
 from service.shared_state.worker_table import WorkerTable
 from service.telemetry.metrics.drift import shadow_families
 from service.telemetry.metrics.http import DENIED, REJECTED, HttpMetrics, http_families
-from service.telemetry.metrics.model import (
-    OF_A_MODEL,
-    QUEUE_ROWS,
-    LiveRatios,
-    ModelGauges,
-    ModelMetrics,
-    model_families,
-)
+from service.telemetry.metrics.model import OF_A_MODEL, QUEUE_ROWS, Counted, ModelMetrics
+from service.telemetry.metrics.model_families import expert_families, model_families
+from service.telemetry.metrics.model_gauges import ModelGauges
 from service.telemetry.metrics.versions import VersionMetrics, load_families
 
 # What a block counts: the first part of its key.
@@ -56,8 +51,7 @@ class Metrics:
             "1 if the certificate is wrong; the previous one is kept.",
             registry=registry,
         )
-        registry.register(CountedFamilies(self.read, self._read_workers))
-        registry.register(LiveRatios(self._models))
+        registry.register(CountedFamilies(self.read, self._read_workers, self._models))
 
     def model(
         self,
@@ -67,10 +61,18 @@ class Metrics:
         *,
         window_seconds: float = WINDOW_SECONDS,
         shadow_size: int = 0,
+        own_series: int | None = None,
     ) -> ModelMetrics:
-        """The metrics of one loaded model."""
+        """The metrics of one loaded model, of whose experts `own_series` have their own."""
         model = ModelMetrics(
-            self._gauges, self.counters, name, str(version), bundle, window_seconds, shadow_size
+            self._gauges,
+            self.counters,
+            name,
+            str(version),
+            bundle,
+            window_seconds,
+            shadow_size,
+            own_series,
         )
         self._models.append(model)
         return model
@@ -126,9 +128,10 @@ class Metrics:
 
     def look(self, now: float) -> None:
         """Note what has been counted so far: a later window of drift begins with it."""
-        for model in list(self._models):
-            if model.drift.is_due(now):
-                model.drift.look(now, model.traffic)
+        due = [model for model in list(self._models) if model.drift.is_due(now)]
+        counted = totals(self.read()) if due else {}
+        for model in due:
+            model.drift.look(now, model.traffic(counted))
 
     def read(self) -> list[Block]:
         """The blocks of all workers, those about queues only of workers that are alive."""
@@ -145,29 +148,36 @@ class CountedFamilies(Collector):
     """Everything that is counted, summed over all workers when scraped."""
 
     def __init__(
-        self, read: Callable[[], Sequence[Block]], read_workers: Callable[[], WorkerTable]
+        self,
+        read: Callable[[], Sequence[Block]],
+        read_workers: Callable[[], WorkerTable],
+        models: Sequence[ModelMetrics],
     ) -> None:
         self._read = read
         self._read_workers = read_workers
+        self._models = models  # those loaded now
 
     def describe(self) -> Iterator[Metric]:
         """The families without a sample: the registry checks their names by it."""
-        return _families({}, WorkerTable())
+        return _families({}, WorkerTable(), [])
 
     def collect(self) -> Iterator[Metric]:
-        return _families(totals(self._read()), self._read_workers())
+        return _families(totals(self._read()), self._read_workers(), list(self._models))
 
 
-def _families(counted: Mapping[Key, Values], workers: WorkerTable) -> Iterator[Metric]:
+def _families(
+    counted: Counted, workers: WorkerTable, models: Sequence[ModelMetrics]
+) -> Iterator[Metric]:
     yield from http_families(counted)
     yield from load_families(counted)
     yield from _log_families(counted)
     yield from model_families(counted)
+    yield from expert_families(models, counted)
     yield from shadow_families(counted)
     yield from _worker_families(workers)
 
 
-def _log_families(counted: Mapping[Key, Values]) -> Iterator[Metric]:
+def _log_families(counted: Counted) -> Iterator[Metric]:
     dropped = counted.get((LOG_DROPPED,))
     yield CounterMetricFamily(
         "dss_log_lines_dropped_total",

@@ -13,7 +13,7 @@ from service.client import (
     address,
 )
 from service.client.core import Clock, Core, Pause, Send, Steps
-from service.client.http1 import Reply, ReplyReader
+from service.client.http1 import DEFAULT_LIMITS, Reply, ReplyReader
 
 ROW = np.ones((1, 4), np.float32)
 START = 1000.0
@@ -21,7 +21,7 @@ TIME_OF_DAY = 1_800_000_000.0
 
 
 def reply(raw: bytes) -> Reply:
-    read = ReplyReader().feed(raw)
+    read = ReplyReader(DEFAULT_LIMITS).feed(raw)
     assert read is not None
     return read
 

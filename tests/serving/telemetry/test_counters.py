@@ -140,6 +140,19 @@ def test_room_is_taken_before_counters_are_written(
     assert [block.values.sum() for block in successor.blocks()] == [1, 5], "what was counted stays"
 
 
+def test_one_key_is_read_without_looking_at_all_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [SharedCounters(tmp_path, number, 2) for number in range(2)]
+    for number, worker in enumerate(workers):
+        worker.block(KEY, 1)[0] = number + 1
+        worker.block(("another",), 1)
+    monkeypatch.delattr(Path, "iterdir")
+    read = [(block.worker, block.values.tolist()) for block in workers[0].blocks(KEY)]
+    assert read == [(0, [1]), (1, [2])]
+    assert list(workers[0].blocks(("never there",))) == []
+
+
 def test_totals_are_by_key() -> None:
     sheets = [
         Block(0, ("a",), np.array([1.0])),

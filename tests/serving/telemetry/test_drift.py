@@ -1,5 +1,6 @@
 """How far live traffic is from training's: the index, the window, and what /metrics shows."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,11 @@ import pytest
 from helpers.tiny_bundle import rows_for, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from service.bundle.manifest import GateFacts
 from service.engine import Engine
-from service.shared_state.counters import SharedCounters
+from service.shared_state.counters import Block, Key, SharedCounters
 from service.telemetry.metrics.drift import LEAST_ROWS, Window, stability_index
 from service.telemetry.metrics.model import ModelMetrics
 from service.telemetry.metrics.registry import Metrics
@@ -141,3 +142,25 @@ def test_workers_are_one_traffic(tiny_engine: Engine, tmp_path: Path) -> None:
 def test_gate_facts_that_make_no_sense_are_refused(gates: dict[str, list[float]]) -> None:
     with pytest.raises(ValueError):
         GateFacts.model_validate(gates)
+
+
+def test_counts_are_read_once_however_many_models_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics(CollectorRegistry(), SharedCounters(tmp_path, 0, 1))
+    made = write_tiny(tmp_path / "bundle")
+    for number in range(5):
+        metrics.model(f"m{number}", 1, made)
+    read, blocks = list[object](), SharedCounters.blocks
+
+    def counted(self: SharedCounters, key: Key | None = None) -> Iterator[Block]:
+        read.append(key)
+        return blocks(self, key)
+
+    monkeypatch.setattr(SharedCounters, "blocks", counted)
+    metrics.look(0.0)
+    assert read == [None]
+    metrics.look(1.0)
+    assert read == [None], "it is not yet time for another sample"
+    generate_latest(metrics.registry)
+    assert read == [None, None]

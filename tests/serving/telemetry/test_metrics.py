@@ -47,6 +47,11 @@ def test_the_names_are_those_dashboards_use(registry: CollectorRegistry) -> None
         "dss_compute_seconds",
         "dss_gate_compute_seconds",
         "dss_expert_rows",
+        "dss_scored_classes",
+        "dss_model_classes",
+        "dss_model_experts",
+        "dss_effective_experts",
+        "dss_trained_effective_experts",
         "dss_expert_compute_seconds",
         "dss_expert_classes",
         "dss_expert_cost_rows",
@@ -98,7 +103,7 @@ def test_what_training_measured_is_there_from_the_start(
 def test_live_ratios_are_absent_before_the_first_row(
     registry: CollectorRegistry, model: ModelMetrics
 ) -> None:
-    assert model.flops_speedup is None
+    assert model.flops_speedup() is None
     assert registry.get_sample_value("dss_flops_speedup_ratio", TINY) is None
     assert registry.get_sample_value("dss_expert_utilization_ratio", TINY | {"expert": "0"}) is None
     assert registry.get_sample_value("dss_rows_total", TINY) == 0
