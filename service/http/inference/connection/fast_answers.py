@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.http.inference.connection.head_cache import HeadCache, KnownHead
 from service.http.inference.connection.limits import LimitedConnection, Sweeper
+from service.http.inference.connection.sequential import END
+from service.http.inference.connection.turns import Turns
 from service.http.inference.handler import InferenceHandler
 from service.http.inference.request import InferenceRequest
 from service.http.inference.routes import Protocol
@@ -30,7 +32,6 @@ logger = logging.getLogger(__name__)
 OLDEST, NEWEST = (0, 50), (0, 54)
 LARGEST_PIECE = 65_536  # of a request that is kept here until the rest has come ...
 PIECE_SECONDS = 1.0  # ... and how long
-END = b"\r\n\r\n"
 
 
 def connection_class(
@@ -38,9 +39,11 @@ def connection_class(
 ) -> type[HttpToolsProtocol]:
     """What uvicorn makes of each connection (its setting `http`)."""
     shared: dict[str, Any] = {
+        "state": state,
         "limits": state.settings.limits,
         "budget": state.budget,
         "sweeper": Sweeper(),
+        "turns": Turns(),
     }
     if not state.settings.head_cache or not _is_tested(uvicorn.__version__):
         return type("Connection", (LimitedConnection,), shared)
@@ -69,38 +72,49 @@ class FastConnection(LimitedConnection):
         self._new_head = b""  # of the request that the parser is given
         self._piece = b""  # the beginning of a request with a known head
         self._piece_timer: asyncio.TimerHandle | None = None
+        self._was_piece = False  # the beginning of what is taken up now has waited
         self._pending: asyncio.Future[Answered] | None = None
-        self._held = b""  # what came while an answer was pending
 
     # --- reading -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._pending is not None:
-            self._held += data
-            self.flow.pause_reading()
-            return
-        piece = self._take_piece()
-        data = piece + data if piece else data
-        cycle = self.cycle
-        idle = not self._in_message and (cycle is None or cycle.response_complete)
-        if not idle or self.pipeline or self.flow.write_paused:
+        if self._piece:
+            data = self._take_piece() + data
+            self._was_piece = True
+        if self._pending is not None or self._waiting:
             super().data_received(data)
             return
-        end = data.find(END)
-        found = self.heads.find(data[:end]) if end > 0 else None
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._take(data, 0)
+        else:
+            super().data_received(data)
+
+    def _take(self, data: bytes, start: int) -> None:
+        """Answers a request with a known head; gives any other to the parser."""
+        if self._in_message or self.flow.write_paused:
+            super()._take(data, start)
+            return
+        was_piece, self._was_piece = self._was_piece, False
+        end = data.find(END, start)
+        head = data[start:end] if end > 0 else b""
+        found = self.heads.find(head) if head else None
         if found is None:
             self._begun = 0
-            self._new_head = data[:end] if end > 0 else b""
-            super().data_received(data)
+            self._new_head = head.lstrip(b"\r\n")
+            super()._take(data, start)
             return
         known, trace = found
-        size = end + len(END) + known.length
-        if len(data) < size <= LARGEST_PIECE and not piece:
-            self._keep_piece(data)  # once: a client that trickles is uvicorn's to bound
-        elif len(data) != size:
-            super().data_received(data)
+        body = end + len(END)
+        rest = body + known.length
+        if len(data) >= rest:
+            if len(data) > rest:
+                self._keep(data, rest)
+            self._answer(known, trace, data[body:rest])
+        elif rest - start <= LARGEST_PIECE and not was_piece:
+            self._keep_piece(data[start:])  # once: a client that trickles is uvicorn's to bound
         else:
-            self._answer(known, trace, data[end + len(END) :])
+            super()._take(data, start)
 
     def _keep_piece(self, data: bytes) -> None:
         self._piece = data
@@ -116,7 +130,7 @@ class FastConnection(LimitedConnection):
         """Lets uvicorn wait for the rest."""
         piece = self._take_piece()
         if piece:
-            super().data_received(piece)
+            super()._take(piece, 0)
 
     # --- what uvicorn's parser finds ---------------------------------------------------------
 
@@ -149,27 +163,28 @@ class FastConnection(LimitedConnection):
     ) -> None:
         def settled(answer: "asyncio.Future[Answered]") -> None:
             self._pending = None
-            if self.transport.is_closing() or answer.cancelled():
-                return
-            self._finish(*request.complete(known.head, answer))
-            if self._closes:
-                self.shutdown()
-            elif self._held:
-                held, self._held = self._held, b""
-                self.flow.resume_reading()
-                self.data_received(held)
+            if not self.transport.is_closing() and not answer.cancelled():
+                self._finish(*request.complete(known.head, answer))
 
         self._pending = pending
         pending.add_done_callback(settled)
 
     def _finish(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
-        self._write(status, headers, content)
+        closes = (self._closes or self.state.draining) and not self._waiting
+        self._write(status, headers, content, closes=closes)
         self.server_state.total_requests += 1
         self._active = self.loop.time()
-        if self.timeout_keep_alive_task is None:
+        if closes:
+            self.transport.close()
+        elif self._waiting:
+            self._go_on()
+        elif self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _is_answering(self) -> bool:
+        return self._pending is not None or super()._is_answering()
 
     def _client_waits(self) -> bool:
         return self._pending is not None or super()._client_waits()
@@ -187,11 +202,8 @@ class FastConnection(LimitedConnection):
             )
 
     def shutdown(self) -> None:
-        if self._pending is None:
-            self._give_piece()
-            super().shutdown()
-        else:
-            self._closes = True
+        self._give_piece()
+        super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._pending is not None:  # the client is gone: what waits is not worth computing

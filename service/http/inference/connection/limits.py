@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service.http import problems
-from service.http.body import ByteBudget
+from service.http.inference.connection.sequential import SequentialConnection
 from service.http.inference.handler import Header
 from service.settings import Limits
 
@@ -22,6 +22,7 @@ LONGEST_COPY = 65_536  # of an answer that is put behind its head before it is w
 BAD = 400, "The request is not valid HTTP."
 TOO_LARGE = 431, "The request's head is too large or has too many headers."
 TOO_SLOW = 408, "The request's head took too long to arrive."
+TOO_MANY_BYTES = 503, "The server holds as many bytes as it may; try again soon."
 TOO_MANY = 503, "The server has as many connections as it may; try again soon."
 
 
@@ -64,22 +65,16 @@ class UnreadAnswer:
         return now - self._since > seconds
 
 
-class LimitedConnection(HttpToolsProtocol):
+class LimitedConnection(SequentialConnection):
     """uvicorn's protocol, held to the limits. The application answers every request."""
 
     limits: ClassVar[Limits]
-    budget: ClassVar[ByteBudget]
     sweeper: ClassVar[Sweeper]
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._in_message = False  # the parser has not found the end of a request
-        self._in_head = False  # ... nor even that of its head
-        self._head_bytes = 0  # of it
+        self._head_bytes = 0  # of the request that the parser reads
         self._refusal = BAD  # what to say if the parser gives up
-        self._closes = False  # after the next answer
-        self._active = self.loop.time()  # when a request last began or was answered
-        self._unread = 0  # bytes of answers that the budget counts
         self._unread_answer: UnreadAnswer | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,20 +83,27 @@ class LimitedConnection(HttpToolsProtocol):
         if len(self.connections) > self.limits.max_connections:
             self._refuse(*TOO_MANY)
 
-    def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._head_bytes += len(data) if self._in_head else 0
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self.limits.max_head_bytes:
-            self._refuse(*TOO_LARGE)
+    def _keep(self, data: bytes, start: int) -> None:
+        super()._keep(data, start)
+        if self.budget.taken > self.budget.most:
+            self._drop_waiting()
+            if self._in_message:
+                self._refuse(*TOO_MANY_BYTES)
+            else:
+                self.close_after_answer()
 
     # --- what uvicorn's parser finds ---------------------------------------------------------
 
+    def _parse(self, data: bytes, start: int, end: int) -> int:
+        self._head_bytes += end - start if self._in_head else 0
+        end = super()._parse(data, start, end)
+        if self._in_head and self._head_bytes > self.limits.max_head_bytes and end >= 0:
+            self._refuse(*TOO_LARGE)
+            return -1
+        return end
+
     def on_message_begin(self) -> None:
-        self._in_message = self._in_head = True
         self._head_bytes = 0
-        self._active = self.loop.time()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -109,20 +111,8 @@ class LimitedConnection(HttpToolsProtocol):
         limits = self.limits
         if len(self.headers) >= limits.max_headers or self._head_bytes > limits.max_head_bytes:
             self._refusal = TOO_LARGE
-            raise ValueError  # the parser gives up, and uvicorn calls send_400_response
+            raise ValueError  # the parser gives up, and send_400_response is called
         super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_message = False
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        self._active = self.loop.time()
-        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         del msg
@@ -133,15 +123,16 @@ class LimitedConnection(HttpToolsProtocol):
     def _refuse(self, status: int, detail: str) -> None:
         """Answers what is no request, and closes the connection."""
         response: Response = problems.problem(status, detail, "")
-        self._closes = True
-        self._write(status, response.raw_headers, bytes(response.body))
+        self._write(status, response.raw_headers, bytes(response.body), closes=True)
         self.transport.close()
 
-    def _write(self, status: int, headers: list[Header], content: bytes) -> None:
+    def _write(
+        self, status: int, headers: list[Header], content: bytes, *, closes: bool = False
+    ) -> None:
         lines = [STATUS_LINE[status]]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        if self._closes:
+        if closes:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         if len(content) <= LONGEST_COPY:
@@ -154,10 +145,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def check_time(self, now: float) -> None:
         limits = self.limits
-        if self._unread_answer is not None:
-            size = self.transport.get_write_buffer_size()
-            if self._unread_answer.is_slow(now, size, limits.read_seconds):
-                self.transport.abort()
+        if self._unread_answer is not None or self.transport.is_closing():
+            self._check_reading(now)
         elif self._client_waits():
             pass
         elif self._in_head:
@@ -169,26 +158,21 @@ class LimitedConnection(HttpToolsProtocol):
         elif self.cycle is None and now - self._active > self.timeout_keep_alive:
             self.transport.close()  # it never asked anything
 
+    def _check_reading(self, now: float) -> None:
+        """Also of a client whose connection was closed: it may have left the last bytes unread."""
+        size = self.transport.get_write_buffer_size()
+        if self._unread_answer is None:
+            self._unread_answer = UnreadAnswer(now, size)
+        if self._unread_answer.is_slow(now, size, self.limits.read_seconds):
+            self.transport.abort()
+
     def _client_waits(self) -> bool:
         """Whether the server has not read, or not answered, what the client has sent."""
-        return self.flow.read_paused
+        return self.flow.read_paused or bool(self._waiting)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        size = self.transport.get_write_buffer_size()
-        self._unread_answer = UnreadAnswer(self.loop.time(), size)
-        self._unread += size
-        self.budget.taken += size
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._forget_unread()
-
-    def _forget_unread(self) -> None:
+    def _on_blocked(self, blocked: bool) -> None:
+        super()._on_blocked(blocked)
         self._unread_answer = None
-        self.budget.taken -= self._unread
-        self._unread = 0
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_unread()
-        super().connection_lost(exc)
+        if blocked:
+            size = self.transport.get_write_buffer_size()
+            self._unread_answer = UnreadAnswer(self.loop.time(), size)
