@@ -46,6 +46,11 @@ def read(body: bytes) -> NDArray[np.floating[Any]]:
     return np.ndarray(shape, dtype, body, start)
 
 
+def is_float32(body: bytes) -> bool:
+    """Whether the array in `body` needs no conversion."""
+    return b"'<f4'" in body[:MAX_HEADER_BYTES]
+
+
 def write(array: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, allow_pickle=False)

@@ -66,7 +66,12 @@ class Limits(BaseModel):
     max_body_bytes: PositiveInt = 8 * 2**20
     max_rows: PositiveInt = 4096
     max_k: PositiveInt = 1000
-    max_answers: PositiveInt = 2**20  # rows times k: bounds the size of an answer
+    max_answers: PositiveInt = 2**20  # rows times k
+    max_answer_bytes: PositiveInt = 64 * 2**20  # as large as an answer could get, labels included
+    # Rows times the classes that are searched for each: bounds the time of a request.
+    max_scores: PositiveInt = 2**29
+    # How many times its own size a compressed body may grow to, beyond a megabyte.
+    max_expansion: PositiveInt = 100
     # From the arrival of the request head to the answer; the header DSS-Timeout may ask for less.
     request_seconds: PositiveFloat = 30.0
     # Limits of a connection; those of clients that are slower are closed.

@@ -61,6 +61,10 @@ class RaggedRows(QueryError):
     pass
 
 
+class TooManyRows(DSSError):
+    kind = Kind.TOO_LARGE
+
+
 class NotANumber(QueryError):
     """A string, null, boolean or container stands where a number must."""
 
@@ -71,7 +75,29 @@ class Query(NamedTuple):
     experts: int
 
 
-Decoder = Callable[[bytes, bytes], Query]  # of a body and a query string
+class Bounds(NamedTuple):
+    """What is known of a request's rows before they are read."""
+
+    max_rows: int
+    width: int | None  # D; None: any
+
+    def check(self, rows: int, width: int) -> None:
+        self.check_rows(rows)
+        if self.width is not None and width != self.width and width:
+            raise WrongWidth(
+                f"The rows of 'inputs' have {width} numbers; this model's have {self.width}."
+            )
+
+    def check_rows(self, rows: int) -> None:
+        if rows > self.max_rows:
+            raise TooManyRows(
+                f"The request has {rows} rows or more; at most {self.max_rows} are answered."
+            )
+
+
+UNBOUNDED = Bounds(2**31, None)
+
+Decoder = Callable[[bytes, bytes, Bounds], Query]  # of a body and a query string
 Encoder = Callable[[Source, Answered], bytes]
 
 
@@ -121,8 +147,15 @@ def _quality(media_type: str, accept: str) -> float:
 # --- requests --------------------------------------------------------------------------------
 
 
-def decode_json(body: bytes, query_string: bytes) -> Query:
+def decode_json(body: bytes, query_string: bytes, bounds: Bounds = UNBOUNDED) -> Query:
     """{"inputs": [[...], ...], "k": 10, "experts": 1}"""
+    document = read_document(body, query_string)
+    k, experts = counts_of(document)
+    return Query(rows(document["inputs"], _may_hold_booleans(body), bounds), k, experts)
+
+
+def read_document(body: bytes, query_string: bytes) -> dict[str, Any]:
+    """A native JSON body; its inputs may be anything."""
     for name, _ in _parameters(query_string):
         raise UnknownField(f"A JSON body wants an empty query string; it has {_name(name)}.")
     document = parse_json(body)
@@ -131,18 +164,30 @@ def decode_json(body: bytes, query_string: bytes) -> Query:
     _check_names(document)
     if "inputs" not in document:
         raise MissingField("The field 'inputs' is missing.")
-    return Query(
-        hidden=rows(document["inputs"], _may_hold_booleans(body)),
-        k=count("k", document["k"]) if "k" in document else None,
-        experts=count("experts", document.get("experts", 1)),
-    )
+    return document
 
 
-def decode_npy(body: bytes, query_string: bytes) -> Query:
+def counts_of(document: dict[str, Any]) -> tuple[int | None, int]:
+    """k and experts of a native JSON body."""
+    k = count("k", document["k"]) if "k" in document else None
+    return k, count("experts", document.get("experts", 1))
+
+
+def decode_npy(body: bytes, query_string: bytes, bounds: Bounds = UNBOUNDED) -> Query:
     """A .npy body, with k and experts in the query string."""
+    values, k, experts = read_npy(body, query_string, bounds)
+    return Query(float32(values), k, experts)
+
+
+def read_npy(
+    body: bytes, query_string: bytes, bounds: Bounds
+) -> tuple[NDArray[np.floating[Any]], int | None, int]:
+    """The array as it was sent, k and experts."""
     known = len(query_string) <= SHORT
     k, experts = _known_counts(query_string) if known else _counts(query_string)
-    return Query(float32(npy.read(body)), k, experts)
+    values = npy.read(body)
+    bounds.check(*values.shape)
+    return values, k, experts
 
 
 def _counts(query_string: bytes) -> tuple[int | None, int]:
@@ -175,10 +220,13 @@ def parse_json(body: bytes) -> object:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        if "infinity" in error.msg:
-            raise NotFinite(f"A number is too large ({where}).") from error
-        raise MalformedBody(f"The body is not valid JSON ({where}).") from error
+        raise not_json(error, f"line {error.lineno}, column {error.colno}") from error
+
+
+def not_json(error: orjson.JSONDecodeError, where: str) -> DSSError:
+    if "infinity" in error.msg:
+        return NotFinite(f"A number is too large ({where}).")
+    return MalformedBody(f"The body is not valid JSON ({where}).")
 
 
 def _check_names(document: dict[str, Any]) -> None:
@@ -201,22 +249,30 @@ def _may_hold_booleans(body: bytes) -> bool:
     return b"l" in body or body.find(b"u", first + 1) >= 0
 
 
-def rows(inputs: object, suspicious: bool) -> NDArray[np.float32]:
-    """Rows of JSON numbers as one array, [B,D]; the first thing that is wrong is named."""
+def rows(
+    inputs: object, suspicious: bool, bounds: Bounds = UNBOUNDED, first: int = 0
+) -> NDArray[np.float32]:
+    """Rows of JSON numbers as one array, [B,D]; the first thing that is wrong is named.
+
+    `first` is the number of the first one, if others were read before.
+    """
     if not isinstance(inputs, list):
         raise InvalidField(f"'inputs' must be a list of rows, not {_kind(inputs)}.")
     if not inputs:
         raise EmptyBatch("'inputs' holds no row.")
+    bounds.check_rows(first + len(inputs))
     packer = None
     packed = []
-    for number, row in enumerate(inputs):
+    for number, row in enumerate(inputs, first):
         if not isinstance(row, list):
             raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
         if packer is None:
-            packer = _packer(len(row))
-        elif len(row) != len(inputs[0]):
+            if not first:
+                bounds.check(1, len(row))
+            packer = _packer(bounds.width if first and bounds.width else len(row))
+        if len(row) * 4 != packer.size:
             raise RaggedRows(
-                f"inputs[{number}] has {len(row)} numbers where inputs[0] has {len(inputs[0])}."
+                f"inputs[{number}] has {len(row)} numbers where inputs[0] has {packer.size // 4}."
             )
         try:
             packed.append(packer.pack(*row))  # takes real numbers and booleans, nothing else
@@ -240,23 +296,24 @@ def _not_a_number(number: int, row: list[Any]) -> NotANumber:
     return NotANumber(f"inputs[{number}][{place}] must be a number, not {_kind(value)}.")
 
 
-def float32(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+def float32(values: NDArray[np.floating[Any]], first: int = 0) -> NDArray[np.float32]:
+    """Rows as float32; `first` is the number of the first one."""
     if values.dtype == FLOAT32:
         # Aligned, because a header of odd length leaves the data at an odd address.
         return values if values.flags.aligned else values.copy()
-    check_finite(values, NPY)
+    check_finite(values, NPY, first)
     with np.errstate(over="ignore"):
         hidden = values.astype(np.float32)
-    check_finite(hidden, JSON)
+    check_finite(hidden, JSON, first)
     return hidden
 
 
-def check_finite(values: NDArray[np.floating[Any]], media_type: str) -> None:
+def check_finite(values: NDArray[np.floating[Any]], media_type: str, first: int = 0) -> None:
     """Say which number is none: the engine looks for them anyway, so decoders need not."""
     finite = np.isfinite(values)
     if not finite.all():
         row, place = np.argwhere(~finite)[0].tolist()
-        raise NotFinite(f"inputs[{row}][{place}] {NOT_FINITE[media_type]}.")
+        raise NotFinite(f"inputs[{first + row}][{place}] {NOT_FINITE[media_type]}.")
 
 
 def _kind(value: object) -> str:
@@ -307,7 +364,7 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
     if rows == 1:  # its bytes lie one after the other already
         return b"".join(
             (
-                _npy_header(1, k),
+                npy_header(1, k),
                 answer.classes.tobytes(),
                 answer.log_probs.tobytes(),
                 answer.experts.tobytes(),
@@ -319,11 +376,11 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
     records["log_probs"] = answer.log_probs
     records["experts"] = answer.experts
     records["gates"] = answer.gates
-    return _npy_header(rows, k) + records.tobytes()
+    return npy_header(rows, k) + records.tobytes()
 
 
 @lru_cache(maxsize=1024)
-def _npy_header(rows: int, k: int) -> bytes:
+def npy_header(rows: int, k: int) -> bytes:
     return npy.header_of(npy.answer_record(k), (rows,))
 
 

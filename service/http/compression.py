@@ -8,16 +8,20 @@ themselves, whether their user wants it or not.
 
 import re
 import zlib
+from collections.abc import Generator
 from typing import NamedTuple
 
 from service.errors import DSSError, Kind
 from service.http.codecs import MalformedBody, UnsupportedMediaType
+from service.settings import Limits
 
 Header = tuple[bytes, bytes]
 
 LEVEL = 1
 WORTHWHILE = 1024  # bytes of an answer: a shorter one hardly shrinks
-LONGEST = 256 * 1024  # a longer one would hold up the event loop
+LONGEST = 256 * 1024  # of an answer that is compressed: a longer one takes too long
+PIECE_BYTES = 32_768  # that are compressed or decompressed at once
+FREE_BYTES = 2**20  # that a body may always grow to, however well it compresses
 NO_QUALITY = re.compile(rb"\s*q=0(\.0*)?\s*")
 
 
@@ -63,29 +67,94 @@ def for_answer(accept_encoding: bytes | None) -> Coding | None:
     return CODINGS.get(name.strip().lower())
 
 
-def expand(body: bytes, coding: Coding, most: int) -> bytes:
-    """The body as it was before it was compressed; given up once it is larger than `most`."""
+def expanded_bytes(body: bytes, coding: Coding, limits: Limits) -> int:
+    """How large the body may get, before any of it is decompressed.
+
+    A gzip body says how large it is, and is held to it.
+    """
+    size = max(FREE_BYTES, limits.max_expansion * len(body))
+    if coding.name == "gzip":
+        said = int.from_bytes(body[-4:], "little")
+        if said > min(size, limits.max_body_bytes):
+            raise _grows_too_large(min(size, limits.max_body_bytes), len(body))
+        size = said
+    return min(size, limits.max_body_bytes)
+
+
+def expand_at_once(body: bytes, coding: Coding, most: int) -> bytes | None:
+    """The body as it was before it was compressed; None if it is larger than `most`."""
+    if len(body) > most:
+        return None
     unpacking = zlib.decompressobj(coding.window_bits)
+    plain = _expand(unpacking, body, coding, most + 1)
+    if len(plain) > most:
+        return None
+    _check_end(unpacking, coding)
+    return plain
+
+
+def expand(body: bytes, coding: Coding, most: int) -> Generator[None, None, bytes]:
+    """The same a piece at a time; given up once it is larger than `most`."""
+    unpacking = zlib.decompressobj(coding.window_bits)
+    plain: list[bytes] = []
+    size = 0
+    for begin in range(0, len(body), PIECE_BYTES):
+        packed = body[begin : begin + PIECE_BYTES]
+        while packed and not unpacking.eof:
+            plain.append(_expand(unpacking, packed, coding, PIECE_BYTES))
+            packed = unpacking.unconsumed_tail
+            size += len(plain[-1])
+            if size > most:
+                raise _grows_too_large(most, len(body))
+            yield
+        if unpacking.eof and begin + PIECE_BYTES < len(body):
+            raise MalformedBody(f"Something follows the end of the {coding.name} body.")
+    # What is left in the decompressor's own buffer.
+    while rest := _expand(unpacking, b"", coding, PIECE_BYTES):
+        plain.append(rest)
+        size += len(rest)
+        if size > most:
+            raise _grows_too_large(most, len(body))
+        yield
+    _check_end(unpacking, coding)
+    return b"".join(plain)
+
+
+def _expand(unpacking: "zlib._Decompress", packed: bytes, coding: Coding, most: int) -> bytes:
     try:
-        plain = unpacking.decompress(body, most + 1)
+        return unpacking.decompress(packed, most)
     except zlib.error:
         raise MalformedBody(f"The body is not {coding.name}, as Content-Encoding says.") from None
-    if len(plain) > most:
-        raise BodyGrowsTooLarge(f"Decompressed, the body is larger than {most} bytes.")
+
+
+def _check_end(unpacking: "zlib._Decompress", coding: Coding) -> None:
     if not unpacking.eof:
         raise MalformedBody(f"The {coding.name} body is cut short.")
     if unpacking.unused_data:
         raise MalformedBody(f"Something follows the end of the {coding.name} body.")
-    return plain
 
 
-def compressed(content: bytes, coding: Coding, headers: list[Header]) -> bytes:
+def _grows_too_large(most: int, packed: int) -> BodyGrowsTooLarge:
+    return BodyGrowsTooLarge(
+        f"Decompressed, the body is larger than {most} bytes, which is as much as {packed}"
+        " compressed bytes may hold."
+    )
+
+
+def compressed(
+    content: bytes, coding: Coding, headers: list[Header]
+) -> Generator[None, None, bytes]:
     """The content of an answer, compressed if that is worth it; its headers then say so."""
     if not WORTHWHILE <= len(content) <= LONGEST:
         return content
     packing = zlib.compressobj(LEVEL, zlib.DEFLATED, coding.window_bits)
-    packed = packing.compress(content) + packing.flush()
-    if len(packed) >= len(content):
+    packed: list[bytes] = []
+    for begin in range(0, len(content), PIECE_BYTES):
+        packed.append(packing.compress(content[begin : begin + PIECE_BYTES]))
+        yield
+    packed.append(packing.flush())
+    whole = b"".join(packed)
+    if len(whole) >= len(content):
         return content
     headers += coding.headers
-    return packed
+    return whole

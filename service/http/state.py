@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from service.http.auth.access import Access
 from service.http.body import ByteBudget, read_object
+from service.http.pieces import PieceQueue
 from service.repository.catalog import Repository
 from service.repository.manager import ModelManager
 from service.settings import Settings
@@ -23,6 +24,7 @@ class AppState:
     access: Access = field(default_factory=Access)
     recorder: RequestRecorder = field(default_factory=NoRecorder)
     budget: ByteBudget = field(init=False)
+    pieces: PieceQueue = field(init=False)
     load_failed: bool = False
     draining: bool = False
 
@@ -32,3 +34,4 @@ class AppState:
 
     def __post_init__(self) -> None:
         self.budget = ByteBudget(self.settings.limits.max_pending_bytes)
+        self.pieces = PieceQueue(self.settings.queue.max_seconds)

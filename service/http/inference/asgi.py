@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from service.http.body import BodyTimeout, BodyTooLarge, TooManyBytes, read_body
 from service.http.inference.handler import Header, InferenceHandler
-from service.http.inference.request import InferenceRequest, Outcome
+from service.http.inference.request import InferenceRequest, Outcome, Pending
 from service.http.inference.routes import NEEDS, Place
 from service.http.observer import read_trace_headers
-from service.topk import Answered, QueueFull
+from service.topk import QueueFull
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ async def answer(
         else:
             await _send(outcome, send)
         return
-    outcome_or_future = request.respond(head, body)
-    if isinstance(outcome_or_future, asyncio.Future):
-        if not await _settled(outcome_or_future, receive):
-            logger.debug("A client left before its answer was computed.")
+    step = request.respond(head, body)
+    while isinstance(step, asyncio.Future):
+        if not await _settled(step, receive):
+            logger.debug("A client left before its answer was there.")
             return
-        outcome_or_future = request.complete(head, outcome_or_future)
-    outcome = outcome_or_future
-    del request, body, outcome_or_future  # the client may take long to read what came of them
+        step = request.complete(head, step)
+    outcome = step
+    del request, body, step  # the client may take long to read what came of them
     await _send(outcome, send)
 
 
@@ -67,8 +67,8 @@ async def _body_has_arrived(error: Exception, headers: Iterable[Header], receive
         return False
 
 
-async def _settled(pending: "asyncio.Future[Answered]", receive: Receive) -> bool:
-    """Waits for the engine, and cancels what it waits for if the client leaves: then False."""
+async def _settled(pending: "Pending", receive: Receive) -> bool:
+    """Waits for what is pending, and cancels it if the client leaves: then False."""
     leaving = asyncio.ensure_future(_until_disconnected(receive))
     try:
         await asyncio.wait((pending, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import DSSError, Kind, KOutOfRange, NotFinite
-from service.http import codecs
-from service.http.codecs import InvalidField
+from service.http import codecs, compression
+from service.http.codecs import Bounds, InvalidField
+from service.http.compression import Coding
 from service.http.inference.routes import Place
+from service.http.pieces import PIECE_BYTES, Pieces
 from service.http.state import AppState
 from service.repository.catalog import Catalog
 from service.repository.model import Model
@@ -25,13 +27,11 @@ from service.topk import Answered
 
 TARGETS_KEPT = 1024  # clients choose how they spell a version or an alias
 TIMEOUT = b"dss-timeout"
+LARGE_BODY = 2 * PIECE_BYTES  # is decoded in pieces
+NUMBER_BYTES = 20  # of a log-probability in JSON, and the commas around it, a class and a label
 
 Header = tuple[bytes, bytes]
 HeadT = TypeVar("HeadT")  # what a protocol makes of a request head
-
-
-class TooManyRows(DSSError):
-    kind = Kind.TOO_LARGE
 
 
 class TooManyAnswers(DSSError):
@@ -40,12 +40,24 @@ class TooManyAnswers(DSSError):
     kind = Kind.TOO_LARGE
 
 
+class AnswerTooLarge(DSSError):
+    kind = Kind.TOO_LARGE
+
+
+class TooMuchToSearch(DSSError):
+    """Rows times the classes that are searched for each."""
+
+    kind = Kind.TOO_LARGE
+
+
 class Target(NamedTuple):
-    """The model that answers at a place, and what never changes about its answers."""
+    """The model that answers at a place, and what never changes about it."""
 
     model: Model
     model_header: Header
     version_header: Header
+    bounds: Bounds  # of a request's rows
+    json_bytes: int  # that one answer takes in JSON at most, with its label
 
 
 class Asked(NamedTuple):
@@ -79,12 +91,59 @@ class InferenceHandler(ABC, Generic[HeadT]):
     def read_head(self, headers: Iterable[Header], query_string: bytes) -> HeadT: ...
 
     @abstractmethod
-    def read_body(self, head: HeadT, body: bytes) -> Asked: ...
+    def body_coding(self, head: HeadT) -> Coding | None: ...
+
+    @abstractmethod
+    def is_quick(self, head: HeadT, body: bytes) -> bool:
+        """Whether a body is read without looking at its numbers, however large it is."""
+
+    @abstractmethod
+    def read_body(self, head: HeadT, body: bytes, bounds: Bounds) -> Asked:
+        """What a body asks for, once it is decompressed."""
+
+    @abstractmethod
+    def read_large_body(self, head: HeadT, body: bytes, bounds: Bounds) -> Pieces[Asked]:
+        """The same in pieces."""
+
+    @abstractmethod
+    def answer_bytes(self, head: HeadT, asked: Asked, target: Target) -> int:
+        """As many bytes as one of a row's k answers can take."""
 
     @abstractmethod
     def encode(
         self, head: HeadT, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]: ...
+
+    @abstractmethod
+    def encode_large(
+        self, head: HeadT, asked: Asked, target: Target, answer: Answered
+    ) -> Pieces[tuple[list[Header], bytes]]:
+        """The same in pieces."""
+
+    def body_at_once(self, head: HeadT, body: bytes) -> bytes | None:
+        """A decompressed body that can be read in one turn of the event loop; None: in pieces."""
+        coding = self.body_coding(head)
+        if coding is not None:
+            return compression.expand_at_once(body, coding, LARGE_BODY)
+        if len(body) <= LARGE_BODY or self.is_quick(head, body):
+            return body
+        return None
+
+    def large_body_bytes(self, head: HeadT, body: bytes) -> int:
+        """How large a body may get when it is decompressed."""
+        coding = self.body_coding(head)
+        if coding is None:
+            return len(body)
+        return compression.expanded_bytes(body, coding, self.state.settings.limits)
+
+    def body_in_pieces(self, head: HeadT, body: bytes, size: int, bounds: Bounds) -> Pieces[Asked]:
+        """`size` is what it may get to when it is decompressed."""
+        coding = self.body_coding(head)
+        if coding is not None:
+            body = yield from compression.expand(body, coding, size)
+        if self.is_quick(head, body):
+            return self.read_body(head, body, bounds)
+        return (yield from self.read_large_body(head, body, bounds))
 
     def read_request_head(self, headers: Iterable[Header], query_string: bytes) -> RequestHead:
         seconds = self.state.settings.limits.request_seconds
@@ -97,14 +156,25 @@ class InferenceHandler(ABC, Generic[HeadT]):
         return RequestHead(self.read_head(headers, query_string), seconds, length)
 
     def ask(
-        self, target: Target, asked: Asked, deadline: float
+        self, head: HeadT, target: Target, asked: Asked, deadline: float
     ) -> "Answered | asyncio.Future[Answered]":
         """Asks the model's batcher, within the limits of a request."""
         hidden, k, experts, media_type, _, _ = asked
         model = target.model
         if k is None:
             k = model.default_k
-        check_limits(len(hidden), k, self.state.settings.limits)
+        rows, limits = len(hidden), self.state.settings.limits
+        check_limits(rows, k, limits)
+        if rows * k * self.answer_bytes(head, asked, target) > limits.max_answer_bytes:
+            raise AnswerTooLarge(
+                f"The answer to {rows} rows with k = {k} may take more than"
+                f" {limits.max_answer_bytes} bytes; ask for fewer rows or a smaller k."
+            )
+        if rows * model.engine.row_scores(k, experts) > limits.max_scores:
+            raise TooMuchToSearch(
+                f"{rows} rows with experts = {experts} take more than {limits.max_scores} scores;"
+                " ask for fewer rows or fewer experts."
+            )
         try:
             return model.batcher.ask(hidden, k, experts, deadline)
         except NotFinite:
@@ -129,6 +199,8 @@ class InferenceHandler(ABC, Generic[HeadT]):
                 model,
                 (b"dss-model", model.name.encode()),
                 (b"dss-model-version", b"%d" % model.version),
+                Bounds(self.state.settings.limits.max_rows, model.engine.hidden_size),
+                NUMBER_BYTES + len(str(model.manifest.n_classes)) + model.source.label_bytes_most,
             )
             if len(self._targets) >= TARGETS_KEPT:
                 self._targets.clear()
@@ -137,8 +209,6 @@ class InferenceHandler(ABC, Generic[HeadT]):
 
 
 def check_limits(rows: int, k: int, limits: Limits) -> None:
-    if rows > limits.max_rows:
-        raise TooManyRows(f"The request has {rows} rows; at most {limits.max_rows} are answered.")
     if k > limits.max_k:
         raise KOutOfRange(f"k is {k}; this server answers at most {limits.max_k}.")
     if rows * k > limits.max_answers:

@@ -3,20 +3,24 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from service.http import codecs, compression
-from service.http.codecs import Decoder, Encoder
+from service import npy
+from service.http import codecs, compression, large_answers, large_bodies
+from service.http.codecs import Bounds, Decoder, Encoder
 from service.http.compression import Coding
 from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.pieces import Pieces, at_once
 from service.http.state import AppState
 from service.topk import Answered
 
 FORMATS_KEPT = 256
+NPY_BYTES = 12  # of a class and its log-probability
 
 
 class Format(NamedTuple):
     """What a request's headers ask for."""
 
     media_type: str  # of the body
+    answer_type: str
     decode: Decoder
     encode: Encoder
     header: Header  # of the answer
@@ -53,13 +57,26 @@ class NativeHandler(InferenceHandler[NativeHead]):
             format_ = self._format(preferences)
         return format_, query_string
 
-    def read_body(self, head: NativeHead, body: bytes) -> Asked:
+    def body_coding(self, head: NativeHead) -> Coding | None:
+        return head[0].body_coding
+
+    def is_quick(self, head: NativeHead, body: bytes) -> bool:
+        return head[0].media_type == codecs.NPY and npy.is_float32(body)
+
+    def read_body(self, head: NativeHead, body: bytes, bounds: Bounds) -> Asked:
         format_, query_string = head
-        if format_.body_coding is not None:
-            most = self.state.settings.limits.max_body_bytes
-            body = compression.expand(body, format_.body_coding, most)
-        hidden, k, experts = format_.decode(body, query_string)
+        hidden, k, experts = format_.decode(body, query_string, bounds)
         return Asked(hidden, k, experts, format_.media_type, None)
+
+    def read_large_body(self, head: NativeHead, body: bytes, bounds: Bounds) -> Pieces[Asked]:
+        format_, query_string = head
+        decode = large_bodies.DECODERS[format_.media_type]
+        hidden, k, experts = yield from decode(body, query_string, bounds)
+        return Asked(hidden, k, experts, format_.media_type, None)
+
+    def answer_bytes(self, head: NativeHead, asked: Asked, target: Target) -> int:
+        del asked
+        return NPY_BYTES if head[0].answer_type == codecs.NPY else target.json_bytes
 
     def encode(
         self, head: NativeHead, asked: Asked, target: Target, answer: Answered
@@ -74,7 +91,20 @@ class NativeHandler(InferenceHandler[NativeHead]):
             format_.header,
         ]
         if format_.answer_coding is not None:
-            content = compression.compressed(content, format_.answer_coding, headers)
+            content = at_once(compression.compressed(content, format_.answer_coding, headers))
+        headers.append((b"content-length", b"%d" % len(content)))
+        return headers, content
+
+    def encode_large(
+        self, head: NativeHead, asked: Asked, target: Target, answer: Answered
+    ) -> Pieces[tuple[list[Header], bytes]]:
+        del asked
+        format_ = head[0]
+        encode = large_answers.ENCODERS[format_.answer_type]
+        content = yield from encode(target.model.source, answer)
+        headers = [target.model_header, target.version_header, format_.header]
+        if format_.answer_coding is not None:
+            content = yield from compression.compressed(content, format_.answer_coding, headers)
         headers.append((b"content-length", b"%d" % len(content)))
         return headers, content
 
@@ -84,6 +114,7 @@ class NativeHandler(InferenceHandler[NativeHead]):
         request_type = codecs.request_type(_text(content_type))
         format_ = Format(
             request_type,
+            answer_type,
             codecs.DECODERS[request_type],
             codecs.ENCODERS[answer_type],
             (b"content-type", answer_type.encode()),

@@ -27,6 +27,11 @@ class Outcome(NamedTuple):
     content: bytes
 
 
+Pending = asyncio.Future[Any]  # of an Answered, or of an Outcome
+
+LARGE_ANSWER = 4096  # rows times k: is encoded in pieces
+
+
 class InferenceRequest(ObservedRequest):
     # Here rather than set one by one: most requests are over in microseconds.
     _target: Target | None = None
@@ -63,35 +68,77 @@ class InferenceRequest(ObservedRequest):
         target.model.batcher.admit()
         return target
 
-    def respond(self, head: RequestHead, body: bytes) -> "Outcome | asyncio.Future[Answered]":
-        """Admits, decodes and asks. An answer that waits for the engine goes to `complete`."""
+    def respond(self, head: RequestHead, body: bytes) -> "Outcome | Pending":
+        """Admits, decodes and asks. What is not over in this turn goes to `complete`."""
         try:
             target = self.admit()
             self._bytes_in = len(body)
-            self._asked = asked = self._handler.read_body(head.head, body)
-            seconds = head.seconds if asked.seconds is None else min(head.seconds, asked.seconds)
-            deadline = self.arrived + seconds
-            self._decoded = perf_counter()
-            if self._decoded > deadline:
-                raise DeadlineExceeded(f"The answer could not be given in {seconds:g} seconds.")
-            answer = self._handler.ask(target, asked, deadline)
-            if isinstance(answer, asyncio.Future):
-                return answer
-            return self._encode(head, answer)
+            plain = self._handler.body_at_once(head.head, body)
+            if plain is None:
+                return self._respond_to_large(head, body, target)
+            asked = self._handler.read_body(head.head, plain, target.bounds)
+            answer = self._ask(head, asked, target)
+            return answer if isinstance(answer, asyncio.Future) else self._encode(head, answer)
         except Exception as error:
             return self.fail(error)
 
-    def complete(self, head: RequestHead, answer: "asyncio.Future[Answered]") -> Outcome:
-        """What is sent when the engine has answered, or has failed."""
+    def complete(self, head: RequestHead, settled: "Pending") -> "Outcome | Pending":
+        """The next step, when what was pending is there or has failed."""
         try:
-            return self._encode(head, answer.result())
+            result = settled.result()
+            return result if isinstance(result, Outcome) else self._encode(head, result)
         except Exception as error:
             return self.fail(error)
 
-    def _encode(self, head: RequestHead, answer: Answered) -> Outcome:
+    def _ask(
+        self, head: RequestHead, asked: Asked, target: Target
+    ) -> "Answered | asyncio.Future[Answered]":
+        self._asked = asked
+        seconds = head.seconds if asked.seconds is None else min(head.seconds, asked.seconds)
+        deadline = self.arrived + seconds
+        self._decoded = perf_counter()
+        if self._decoded > deadline:
+            raise DeadlineExceeded(f"The answer could not be given in {seconds:g} seconds.")
+        return self._handler.ask(head.head, target, asked, deadline)
+
+    # --- what takes longer than a turn of the event loop may ----------------------------------
+
+    def _respond_to_large(self, head: RequestHead, body: bytes, target: Target) -> "Pending":
+        """Refuses what there is no room for, before any of it is decompressed or decoded."""
+        size = self._handler.large_body_bytes(head.head, body)
+        self._state.pieces.admit(size)
+        self._state.budget.take(size)
+        pieces = self._handler.body_in_pieces(head.head, body, size, target.bounds)
+        asked = self._state.pieces.run(pieces, size, self.arrived + head.seconds)
+        asked.add_done_callback(lambda _: self._state.budget.give_back(size))
+        pending = asyncio.ensure_future(self._respond_after(head, asked))
+        pending.add_done_callback(lambda _: asked.cancel())  # if the client has left
+        return pending
+
+    async def _respond_after(
+        self, head: RequestHead, decoding: "asyncio.Future[Asked]"
+    ) -> "Answered | Outcome":
+        asked = await decoding
+        # The model may have been replaced in the meantime.
+        answer = self._ask(head, asked, self.find_model())
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    async def _encode_large(self, head: RequestHead, answer: Answered) -> Outcome:
+        assert self._target is not None and self._asked is not None  # noqa: S101
+        pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
+        size = answer.classes.size * self._target.json_bytes
+        headers, content = await self._state.pieces.run(pieces, size, self.arrived + head.seconds)
+        return self._succeed(answer, headers, content)
+
+    def _encode(self, head: RequestHead, answer: Answered) -> "Outcome | Pending":
         assert self._target is not None and self._asked is not None  # noqa: S101
         self._computed = perf_counter()
+        if answer.classes.size > LARGE_ANSWER:
+            return asyncio.ensure_future(self._encode_large(head, answer))
         headers, content = self._handler.encode(head.head, self._asked, self._target, answer)
+        return self._succeed(answer, headers, content)
+
+    def _succeed(self, answer: Answered, headers: list[Header], content: bytes) -> Outcome:
         headers.append((ID_HEADER, self.request_id))
         self._answer, self._bytes_out = answer, len(content)
         finished = self.count(self._place.route.template, "POST", 200)

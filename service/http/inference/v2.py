@@ -14,10 +14,18 @@ import orjson
 from numpy.typing import NDArray
 
 from service.errors import EmptyBatch, NotSupported, WrongWidth
-from service.http import codecs, compression
-from service.http.codecs import InvalidField, MalformedBody, MissingField, UnknownField
+from service.http import codecs, compression, json_rows, large_answers, large_bodies
+from service.http.codecs import (
+    UNBOUNDED,
+    Bounds,
+    InvalidField,
+    MalformedBody,
+    MissingField,
+    UnknownField,
+)
 from service.http.compression import Coding
 from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.pieces import Pieces, at_once
 from service.repository.model import Model
 from service.topk import Answered
 
@@ -29,6 +37,7 @@ INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
 }
 DATATYPES = {"classes": "INT64", "log_probs": "FP32", "experts": "INT64", "gates": "FP32"}
 BYTES = {"INT64": 8, "FP32": 4}
+BINARY_BYTES = 12  # of a class and its log-probability
 JSON_HEADER = (b"content-type", b"application/json")
 BINARY_HEADER = (b"content-type", b"application/octet-stream")
 SHORT = 1024  # of a head whose meaning is worth keeping
@@ -77,47 +86,104 @@ class V2Handler(InferenceHandler[InferHead]):
             compression.for_answer(accept_encoding),
         )
 
-    def read_body(self, head: InferHead, body: bytes) -> Asked:
-        if head.body_coding is not None:
-            body = compression.expand(
-                body, head.body_coding, self.state.settings.limits.max_body_bytes
-            )
-        request, hidden = decode(body, head.json_length)
-        media_type = codecs.NPY if request.data is None else codecs.JSON
-        return Asked(hidden, request.k, request.experts, media_type, request, request.seconds)
+    def body_coding(self, head: InferHead) -> Coding | None:
+        return head.body_coding
+
+    def is_quick(self, head: InferHead, body: bytes) -> bool:
+        del head, body
+        return False  # what the numbers are is known only when the JSON part is read
+
+    def read_body(self, head: InferHead, body: bytes, bounds: Bounds) -> Asked:
+        request, hidden = decode(body, head.json_length, bounds)
+        return _asked(request, hidden)
+
+    def read_large_body(self, head: InferHead, body: bytes, bounds: Bounds) -> Pieces[Asked]:
+        request, hidden = yield from decode_large(body, head.json_length, bounds)
+        return _asked(request, hidden)
+
+    def answer_bytes(self, head: InferHead, asked: Asked, target: Target) -> int:
+        del head
+        outputs = asked.request.outputs
+        return BINARY_BYTES if all(output.binary for output in outputs) else target.json_bytes
 
     def encode(
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
         content, json_length = encode(target.model, asked.request, answer)
-        headers: list[Header] = []
-        if json_length == len(content):
-            headers.append(JSON_HEADER)
-        else:
-            headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
-        if head.answer_coding is not None:
-            content = compression.compressed(content, head.answer_coding, headers)
-        headers.append((b"content-length", b"%d" % len(content)))
-        return headers, content
+        return at_once(_with_headers(head, content, json_length))
+
+    def encode_large(
+        self, head: InferHead, asked: Asked, target: Target, answer: Answered
+    ) -> Pieces[tuple[list[Header], bytes]]:
+        content, json_length = yield from encode_large(target.model, asked.request, answer)
+        return (yield from _with_headers(head, content, json_length))
+
+
+def _asked(request: "InferRequest", hidden: NDArray[np.float32]) -> Asked:
+    media_type = codecs.NPY if request.data is None else codecs.JSON
+    return Asked(hidden, request.k, request.experts, media_type, request, request.seconds)
+
+
+def _with_headers(
+    head: InferHead, content: bytes, json_length: int
+) -> Pieces[tuple[list[Header], bytes]]:
+    headers: list[Header] = []
+    if json_length == len(content):
+        headers.append(JSON_HEADER)
+    else:
+        headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
+    if head.answer_coding is not None:
+        content = yield from compression.compressed(content, head.answer_coding, headers)
+    headers.append((b"content-length", b"%d" % len(content)))
+    return headers, content
 
 
 # --- requests --------------------------------------------------------------------------------
 
 
-def decode(body: bytes, json_length: bytes | None) -> tuple[InferRequest, NDArray[np.float32]]:
+def decode(
+    body: bytes, json_length: bytes | None, bounds: Bounds = UNBOUNDED
+) -> tuple[InferRequest, NDArray[np.float32]]:
     """A request and its rows, [B,D]; `json_length` says where the JSON part ends."""
-    head = body
-    if json_length is not None:
-        end = int(json_length) if json_length.isdigit() and len(json_length) < 12 else 0
-        if not 0 < end <= len(body):
-            raise MalformedBody("Inference-Header-Content-Length must be the length of the JSON.")
-        head = body[:end]
+    head = _json_part(body, json_length)
     tail = len(body) - len(head)
     request = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
+    bounds.check(*request.shape)
     if request.data is not None:
         return request, _rows(request.data, request.shape)
     # The JSON part may be of any length, so that the tensor may lie at an odd address.
     return request, codecs.float32(np.ndarray(request.shape, request.dtype, body, len(head)))
+
+
+def decode_large(
+    body: bytes, json_length: bytes | None, bounds: Bounds
+) -> Pieces[tuple[InferRequest, NDArray[np.float32]]]:
+    """The same in pieces: the JSON part is read without its numbers, then those."""
+    head = _json_part(body, json_length)
+    if len(head) < len(body):
+        if len(head) > json_rows.MOST_BESIDE_BYTES:
+            raise MalformedBody("The JSON part is too long for one that a tensor follows.")
+        request = _read(head, len(body) - len(head))
+        bounds.check(*request.shape)
+        values = np.ndarray(request.shape, request.dtype, body, len(head))
+        return request, (yield from large_bodies.float32(values))
+    cut = json_rows.cut_data(head)
+    request = _read(cut.document, 0)
+    bounds.check(*request.shape)
+    if json_rows.NESTED.match(head, cut.begin - 1, cut.end):
+        hidden = yield from json_rows.parse_rows(head, cut.begin, cut.end, bounds)
+    else:
+        hidden = yield from json_rows.parse_flat(head, cut.begin, cut.end, request.shape)
+    return request, _shaped(hidden, request.shape)
+
+
+def _json_part(body: bytes, json_length: bytes | None) -> bytes:
+    if json_length is None:
+        return body
+    end = int(json_length) if json_length.isdigit() and len(json_length) < 12 else 0
+    if not 0 < end <= len(body):
+        raise MalformedBody("Inference-Header-Content-Length must be the length of the JSON.")
+    return body[:end]
 
 
 def _read(head: bytes, tail: int) -> InferRequest:
@@ -235,7 +301,10 @@ def _rows(data: list[Any], shape: tuple[int, int]) -> NDArray[np.float32]:
         if len(data) != rows * width:
             raise InvalidField(f"'data' has {len(data)} numbers; its shape says {rows * width}.")
         data = [data[start : start + width] for start in range(0, len(data), width)]
-    hidden = codecs.rows(data, suspicious=True)
+    return _shaped(codecs.rows(data, suspicious=True), shape)
+
+
+def _shaped(hidden: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
     if hidden.shape != shape:
         raise InvalidField(f"'data' has shape {list(hidden.shape)}, not {list(shape)}.")
     return hidden
@@ -250,17 +319,41 @@ def encode(model: Model, request: InferRequest, answer: Answered) -> tuple[bytes
     if request.id is None and all(output.binary for output in request.outputs):
         head = _binary_head(model.name, model.version, request.outputs, rows, k)
     else:
-        head = _head(model.name, model.version, request.outputs, rows, k, request.id, answer)
+        lists = {
+            output.name: np.ravel(getattr(answer, output.name))
+            for output in request.outputs
+            if not output.binary
+        }
+        head = _head(model.name, model.version, request.outputs, rows, k, request.id, lists)
     tensors = [
         getattr(answer, output.name).tobytes() for output in request.outputs if output.binary
     ]
     return b"".join((head, *tensors)), len(head)
 
 
+def encode_large(
+    model: Model, request: InferRequest, answer: Answered
+) -> Pieces[tuple[bytes, int]]:
+    """The same in pieces: tensors that are JSON a few rows at a time."""
+    rows, k = answer.classes.shape
+    lists: dict[str, bytes] = {}
+    for output in request.outputs:
+        if not output.binary:
+            values = np.ravel(getattr(answer, output.name))
+            lists[output.name] = yield from large_answers.json_list(values)
+    head = _head(model.name, model.version, request.outputs, rows, k, request.id, lists)
+    tensors: list[bytes] = []
+    for output in request.outputs:
+        if output.binary:
+            tensors.append(getattr(answer, output.name).tobytes())
+            yield
+    return b"".join((head, *tensors)), len(head)
+
+
 @lru_cache(maxsize=256)
 def _binary_head(name: str, version: int, outputs: Sequence[Output], rows: int, k: int) -> bytes:
     """The JSON part of an answer whose tensors all follow it."""
-    return _head(name, version, outputs, rows, k, None, None)
+    return _head(name, version, outputs, rows, k, None, {})
 
 
 def _head(
@@ -270,7 +363,7 @@ def _head(
     rows: int,
     k: int,
     asked_id: str | None,
-    answer: Answered | None,
+    lists: Mapping[str, Any],  # of the outputs that are JSON: arrays, or what is JSON already
 ) -> bytes:
     tensors = []
     for output in outputs:
@@ -281,7 +374,8 @@ def _head(
             size = int(np.prod(shape)) * BYTES[datatype]
             tensor["parameters"] = {"binary_data_size": size}
         else:
-            tensor["data"] = np.ravel(getattr(answer, output.name))
+            data = lists[output.name]
+            tensor["data"] = orjson.Fragment(data) if isinstance(data, bytes) else data
         tensors.append(tensor)
     document: dict[str, Any] = {"model_name": name, "model_version": str(version)}
     if asked_id is not None:

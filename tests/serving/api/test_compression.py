@@ -15,11 +15,16 @@ from service.http.codecs import MalformedBody, UnsupportedMediaType
 from service.http.compression import (
     CODINGS,
     BodyGrowsTooLarge,
+    Coding,
     compressed,
     expand,
+    expand_at_once,
+    expanded_bytes,
     for_answer,
     of_body,
 )
+from service.http.pieces import at_once
+from service.settings import Limits
 
 GZIP, DEFLATE = CODINGS[b"gzip"], CODINGS[b"deflate"]
 PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
@@ -29,21 +34,29 @@ MANY = np.tile(rows_for(0, 1, 2), (40, 1))
 MIB = 2**20
 
 
+def expanded(body: bytes, coding: Coding, most: int) -> bytes:
+    return at_once(expand(body, coding, most))
+
+
+def packed(content: bytes, coding: Coding, headers: list[tuple[bytes, bytes]]) -> bytes:
+    return at_once(compressed(content, coding, headers))
+
+
 @pytest.mark.parametrize("name", PACK)
 def test_a_body_is_expanded_up_to_its_limit(name: str) -> None:
     coding = CODINGS[name.encode()]
     body = PACK[name](b"x" * 1000)
-    assert expand(body, coding, 1000) == b"x" * 1000
+    assert expanded(body, coding, 1000) == b"x" * 1000
     with pytest.raises(BodyGrowsTooLarge, match="larger than 999 bytes"):
-        expand(body, coding, 999)
-    assert expand(PACK[name](b""), coding, 10) == b""
+        expanded(body, coding, 999)
+    assert expanded(PACK[name](b""), coding, 10) == b""
 
 
 def test_a_bomb_is_given_up_early() -> None:
     bomb = gzip.compress(bytes(40 * MIB), 1)
     tracemalloc.start()
     with pytest.raises(BodyGrowsTooLarge):
-        expand(bomb, GZIP, MIB)
+        expanded(bomb, GZIP, MIB)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * MIB
@@ -56,7 +69,38 @@ def test_a_bomb_is_given_up_early() -> None:
 )
 def test_what_is_not_gzip_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedBody):
-        expand(body, GZIP, 100)
+        expanded(body, GZIP, 100)
+
+
+def test_how_large_a_body_may_get_is_known_before_it_is_expanded() -> None:
+    limits = Limits(max_body_bytes=8 * MIB, max_expansion=100)
+    zeros = bytes(8 * MIB)
+    with pytest.raises(BodyGrowsTooLarge, match="compressed bytes may hold"):
+        expanded_bytes(gzip.compress(zeros), GZIP, limits)  # a thousandth of its size
+    assert expanded_bytes(gzip.compress(zeros[:MIB]), GZIP, limits) == MIB
+    assert expanded_bytes(zlib.compress(zeros), DEFLATE, limits) == MIB  # it does not say
+    noise = np.random.default_rng(0).bytes(4 * MIB)
+    assert expanded_bytes(gzip.compress(noise, 1), GZIP, limits) == len(noise)
+    assert expanded_bytes(zlib.compress(noise, 1), DEFLATE, limits) == limits.max_body_bytes
+
+
+def test_a_body_is_held_to_the_size_that_it_says() -> None:
+    lie = gzip.compress(bytes(4 * MIB))[:-4] + (100).to_bytes(4, "little")
+    said = expanded_bytes(lie, GZIP, Limits())
+    assert said == 100
+    with pytest.raises(BodyGrowsTooLarge):
+        expanded(lie, GZIP, said)
+
+
+@pytest.mark.parametrize("name", PACK)
+@pytest.mark.parametrize("size", [0, 1, 32_767, 32_768, 32_769, 300_000])
+def test_pieces_together_are_the_whole(name: str, size: int) -> None:
+    coding = CODINGS[name.encode()]
+    for content in (bytes(size), np.random.default_rng(0).bytes(size)):
+        body = PACK[name](content)
+        assert expanded(body, coding, size) == content
+        at_most = expand_at_once(body, coding, 70_000)
+        assert at_most == (content if size <= 70_000 and len(body) <= 70_000 else None)
 
 
 def test_the_coding_of_a_body() -> None:
@@ -78,10 +122,10 @@ def test_only_one_coding_alone_is_a_wish() -> None:
 def test_an_answer_is_compressed_if_that_is_worth_it() -> None:
     for content in (b"x" * 100, np.random.default_rng(0).bytes(2000), b"x" * 2 * MIB):
         headers: list[tuple[bytes, bytes]] = []
-        assert compressed(content, GZIP, headers) == content
+        assert packed(content, GZIP, headers) == content
         assert headers == []
     headers = []
-    assert gzip.decompress(compressed(b"x" * 2000, GZIP, headers)) == b"x" * 2000
+    assert gzip.decompress(packed(b"x" * 2000, GZIP, headers)) == b"x" * 2000
     assert (b"content-encoding", b"gzip") in headers
     assert (b"vary", b"accept-encoding") in headers
 

@@ -360,7 +360,12 @@ def test_what_clients_make_up_is_not_kept_without_end(app: Application) -> None:
             422,
             "inputs[1][1] is a NaN or an infinity.",
         ),
-        (JSON, b'{"inputs": [[1, 2]]}', 422, "Inputs have shape [1, 2]; [rows, 4] is expected."),
+        (
+            JSON,
+            b'{"inputs": [[1, 2]]}',
+            422,
+            "The rows of 'inputs' have 2 numbers; this model's have 4.",
+        ),
     ],
 )
 def test_the_engine_s_refusals_are_said_precisely(

@@ -20,11 +20,10 @@ from service.http.inference.connection.limits import LimitedConnection, Sweeper
 from service.http.inference.connection.sequential import END
 from service.http.inference.connection.turns import Turns
 from service.http.inference.handler import InferenceHandler
-from service.http.inference.request import InferenceRequest
+from service.http.inference.request import InferenceRequest, Pending
 from service.http.inference.routes import Protocol
 from service.http.observer import TraceHeaders
 from service.http.state import AppState
-from service.topk import Answered
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class FastConnection(LimitedConnection):
         self._piece = b""  # the beginning of a request with a known head
         self._piece_timer: asyncio.TimerHandle | None = None
         self._was_piece = False  # the beginning of what is taken up now has waited
-        self._pending: asyncio.Future[Answered] | None = None
+        self._pending: Pending | None = None
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -158,13 +157,16 @@ class FastConnection(LimitedConnection):
         else:
             self._finish(*outcome)
 
-    def _await(
-        self, pending: "asyncio.Future[Answered]", known: KnownHead, request: InferenceRequest
-    ) -> None:
-        def settled(answer: "asyncio.Future[Answered]") -> None:
+    def _await(self, pending: Pending, known: KnownHead, request: InferenceRequest) -> None:
+        def settled(pending: Pending) -> None:
             self._pending = None
-            if not self.transport.is_closing() and not answer.cancelled():
-                self._finish(*request.complete(known.head, answer))
+            if self.transport.is_closing() or pending.cancelled():
+                return
+            step = request.complete(known.head, pending)
+            if isinstance(step, asyncio.Future):
+                self._await(step, known, request)
+            else:
+                self._finish(*step)
 
         self._pending = pending
         pending.add_done_callback(settled)

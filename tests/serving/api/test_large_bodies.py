@@ -1,0 +1,188 @@
+"""Large bodies and answers: in pieces the same as at once; refused before they are worked on."""
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from helpers.npy_bytes import npy_bytes
+from numpy.typing import NDArray
+
+from service.errors import DSSError
+from service.http import codecs, large_answers, large_bodies
+from service.http.codecs import Bounds
+from service.http.inference import v2
+from service.http.inference.v2 import InferRequest, Output
+from service.http.pieces import Pieces, at_once
+from service.repository.model import Source
+from service.topk import NO_CLASS, TopK
+
+WIDTH = 5
+BOUNDS = Bounds(4096, WIDTH)
+ROWS = np.random.default_rng(0).normal(size=(3000, WIDTH)).astype(np.float32)
+MIB = 2**20
+
+
+def counted(pieces: Pieces[Any]) -> int:
+    """How many pieces a body is decoded in, whatever comes of it."""
+    number = 0
+    try:
+        while True:
+            next(pieces)
+            number += 1
+    except (StopIteration, DSSError):
+        return number
+
+
+# --- bodies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [0, orjson.OPT_INDENT_2], ids=["dense", "indented"])
+@pytest.mark.parametrize("order", [("k", "inputs", "experts"), ("inputs", "experts", "k")])
+def test_json_in_pieces_is_the_same_as_at_once(indent: int, order: tuple[str, ...]) -> None:
+    fields = {"inputs": ROWS.tolist(), "k": 3, "experts": 2}
+    body = orjson.dumps({name: fields[name] for name in order}, option=indent)
+    decoded = at_once(large_bodies.decode_json(body, b"", BOUNDS))
+    expected = codecs.decode_json(body, b"", BOUNDS)
+    assert np.array_equal(decoded.hidden, ROWS) and np.array_equal(expected.hidden, ROWS)
+    assert decoded[1:] == expected[1:] == (3, 2)
+    assert counted(large_bodies.decode_json(body, b"", BOUNDS)) > 5
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
+def test_npy_in_pieces_is_the_same_as_at_once(dtype: str) -> None:
+    rows = np.tile(ROWS, (1, 20)).astype(dtype)
+    decoded = at_once(large_bodies.decode_npy(npy_bytes(rows), b"k=3", Bounds(4096, 100)))
+    assert np.array_equal(decoded.hidden, codecs.decode_npy(npy_bytes(rows), b"k=3").hidden)
+
+
+def infer_body(data: object, shape: tuple[int, int] = ROWS.shape) -> bytes:
+    tensor = {"name": "hidden", "shape": shape, "datatype": "FP32", "data": data}
+    document = {"id": "a", "inputs": [tensor], "outputs": [{"name": "classes"}]}
+    return orjson.dumps(document | {"parameters": {"k": 3}})
+
+
+@pytest.mark.parametrize("data", [ROWS.tolist(), ROWS.ravel().tolist()], ids=["rows", "flat"])
+def test_v2_json_in_pieces_is_the_same_as_at_once(data: list[Any]) -> None:
+    body = infer_body(data)
+    request, hidden = at_once(v2.decode_large(body, None, BOUNDS))
+    expected, _ = v2.decode(body, None, BOUNDS)
+    assert np.array_equal(hidden, ROWS)
+    assert request._replace(data=None) == expected._replace(data=None)
+    assert counted(v2.decode_large(body, None, BOUNDS)) > 5
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+def test_v2_tensors_in_pieces_are_the_same_as_at_once(datatype: str) -> None:
+    rows = ROWS.astype(v2.INPUT_DTYPES[datatype])
+    tensor = {"name": "hidden", "shape": rows.shape, "datatype": datatype}
+    tensor["parameters"] = {"binary_data_size": rows.nbytes}
+    head = orjson.dumps({"inputs": [tensor]})
+    length = str(len(head)).encode()
+    body = head + rows.tobytes()
+    _, hidden = at_once(v2.decode_large(body, length, BOUNDS))
+    assert np.array_equal(hidden, v2.decode(body, length, BOUNDS)[1])
+
+
+LONG_LIST = b",".join([b"[1,2,3,4,5]"] * 8000)
+WRONG: dict[str, tuple[bytes, str]] = {
+    "no rows": (b'{"inputs":[' + b" " * 100_000 + b"]}", "WrongWidth"),
+    "empty rows": (b'{"inputs":[' + b"[]," * 100_000 + b"[]]}", "TooManyRows"),
+    "many rows": (b'{"inputs":[' + LONG_LIST + b"]}", "TooManyRows"),
+    "one long row": (b'{"inputs":[[' + b"1," * 100_000 + b"1]]}", "WrongWidth"),
+    "wide rows": (b'{"inputs":[' + b"[1,2,3,4,5,6]," * 4000 + b"[1]]}", "WrongWidth"),
+    "ragged": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b"[1]]}", "RaggedRows"),
+    "nested": (b'{"inputs":[' + b"[[1,2,3,4,5]]," * 4000 + b"[1]]}", "DSSError"),
+    "a boolean": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b"[1,2,3,4,true]]}", "NotANumber"),
+    "a string": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b'[1,2,3,4,"]"]]}', "DSSError"),
+    "infinite": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b"[1,2,3,4,1e999]]}", "NotFinite"),
+    "no comma": (b'{"inputs":[' + b"[1,2,3,4,5] " * 4000 + b"[1,2,3,4,5]]}", "MalformedBody"),
+    "a comma too many": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b"]}", "MalformedBody"),
+    "no end": (b'{"inputs":[' + b"[1,2,3,4,5]," * 8000, "DSSError"),
+    "brackets only": (b"[" * 100_000, "MalformedBody"),
+    "spaces before": (b" " * 100_000 + b'{"inputs":[[1,2,3,4,5]]}', "MalformedBody"),
+    "many fields": (b'{"inputs":[[1,2,3,4,5]],' + b'"a":1,' * 20_000 + b'"k":1}', "MalformedBody"),
+    "two lists": (b'{"inputs":[' + b"[1,2,3,4,5]," * 4000 + b'[1,2,3,4,5]],"k":[1]}', "DSSError"),
+    "another list": (b'{"k":[' + b"[1,2,3,4,5]," * 4000 + b"[1,2,3,4,5]]}", "MissingField"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused(name: str) -> None:
+    body, error = WRONG[name]
+    with pytest.raises(DSSError) as raised:
+        at_once(large_bodies.decode_json(body, b"", BOUNDS))
+    assert error in ("DSSError", type(raised.value).__name__), raised.value
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["empty rows", "one long row", "many rows", "brackets only"])
+def test_a_bomb_costs_a_few_pieces_and_little_memory(name: str) -> None:
+    body, _ = WRONG[name]
+    body = body[:11] + body[11:-2] * (8 * MIB // len(body)) + body[-2:]
+    tracemalloc.start()
+    pieces = counted(large_bodies.decode_json(body, b"", BOUNDS))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pieces <= 4096 * 12 // 32_768 + 1
+    assert peak < 4 * MIB
+
+
+@pytest.mark.parametrize(
+    "shape", [(3000, 6), (5000, 5), (2999, 5), (10**9, 5)], ids=["wide", "many", "few", "billion"]
+)
+def test_v2_shapes_are_checked_before_the_numbers(shape: tuple[int, int]) -> None:
+    with pytest.raises(DSSError):
+        at_once(v2.decode_large(infer_body(ROWS.ravel().tolist(), shape), None, BOUNDS))
+
+
+def test_small_bodies_are_checked_before_they_are_packed() -> None:
+    with pytest.raises(codecs.TooManyRows):
+        codecs.decode_json(b'{"inputs":[' + b"[]," * 5000 + b"[]]}", b"", BOUNDS)
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def answer(rows: int, k: int) -> TopK:
+    rng = np.random.default_rng(1)
+    classes = rng.integers(0, 50, (rows, k))
+    classes[0, -1] = NO_CLASS
+    return TopK(
+        classes,
+        np.where(classes < 0, -np.inf, rng.normal(size=(rows, k))).astype(np.float32),
+        rng.integers(0, 4, rows),
+        rng.random(rows).astype(np.float32),
+        0.0,
+        np.zeros(4, np.int64),
+        np.zeros(4),
+    )
+
+
+LABELS: NDArray[np.object_] = np.array([f'"{i}"é' for i in range(50)], dtype=object)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(1, 5000), (700, 7), (4096, 3), (3, 4096)])
+@pytest.mark.parametrize("labels", [None, LABELS], ids=["ids", "labels"])
+def test_an_answer_in_pieces_has_the_same_bytes(
+    rows: int, k: int, labels: NDArray[np.object_] | None
+) -> None:
+    source, given = Source("a", 1, labels), answer(rows, k)
+    for media_type, encode in large_answers.ENCODERS.items():
+        assert at_once(encode(source, given)) == codecs.ENCODERS[media_type](source, given)
+        assert rows == 1 or counted(encode(source, given)) > 1
+
+
+OUTPUTS: list[Callable[[str], bool]] = [lambda _: False, lambda _: True, lambda n: n == "gates"]
+
+
+@pytest.mark.parametrize("is_binary", OUTPUTS, ids=["json", "binary", "mixed"])
+def test_a_v2_answer_in_pieces_has_the_same_bytes(is_binary: Callable[[str], bool]) -> None:
+    outputs = tuple(Output(name, is_binary(name)) for name in v2.DATATYPES)
+    request = InferRequest((2, 2), np.dtype(np.float32), None, 3, 1, outputs, "an id", None)
+    model: Any = Source("a", 1, None)
+    object.__setattr__(model, "name", "a")
+    given = answer(700, 7)
+    assert at_once(v2.encode_large(model, request, given)) == v2.encode(model, request, given)
