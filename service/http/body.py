@@ -11,6 +11,8 @@ from service.http import codecs
 from service.http.codecs import InvalidField
 from service.settings import Limits
 
+OBJECT_BYTES = 65_536  # of a body that is no query
+
 
 class BodyTooLarge(DSSError):
     kind = Kind.TOO_LARGE
@@ -43,15 +45,16 @@ class ByteBudget:
 
 
 async def read_body(
-    receive: Receive, announced: bytes | None, limits: Limits, budget: ByteBudget
+    receive: Receive,
+    announced: bytes | None,
+    limits: Limits,
+    budget: ByteBudget,
+    max_bytes: int | None = None,
 ) -> bytes:
     """Refuses a body as soon as it is known to be too large, whatever its head announced."""
-    if (
-        announced is not None
-        and announced.isdigit()
-        and int(announced[:20]) > limits.max_body_bytes
-    ):
-        raise _too_large(limits)
+    max_bytes = limits.max_body_bytes if max_bytes is None else max_bytes
+    if announced is not None and announced.isdigit() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -61,8 +64,8 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 chunk = message.get("body", b"")
-                if size + len(chunk) > limits.max_body_bytes:
-                    raise _too_large(limits)
+                if size + len(chunk) > max_bytes:
+                    raise _too_large(max_bytes)
                 if not chunks and not message.get("more_body", False):
                     return bytes(chunk)  # it has arrived together with its head
                 budget.take(len(chunk))
@@ -76,8 +79,8 @@ async def read_body(
         budget.give_back(size)
 
 
-def _too_large(limits: Limits) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is larger than {limits.max_body_bytes} bytes.")
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
 
 
 async def read_object(
@@ -86,7 +89,8 @@ async def read_object(
     """A small JSON object, of a request that changes something; no body is an empty one."""
     announced = request.headers.get("content-length")
     length = None if announced is None else announced.encode("latin-1")
-    body = await read_body(request.receive, length, limits, budget)
+    max_bytes = min(OBJECT_BYTES, limits.max_body_bytes)
+    body = await read_body(request.receive, length, limits, budget, max_bytes)
     if optional and not body:
         return {}
     document = codecs.parse_json(body)
