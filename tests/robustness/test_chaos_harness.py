@@ -20,6 +20,7 @@ from benchmarks.chaos.harness.mutations import Maker
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures, NotPossible, flat
 from benchmarks.chaos.scenarios import registry
 from benchmarks.chaos.scenarios.fuzz import Fuzzer
+from benchmarks.document import MarkersMissing
 from benchmarks.engines.random_bundles import Shape
 from service.bench.http_reader import (
     AnswerNotUnderstood,
@@ -312,6 +313,6 @@ def test_the_document_shows_the_committed_results() -> None:
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
     document = tmp_path / "chaos.md"
     document.write_text("nothing")
-    with pytest.raises(tables.MarksMissing):
+    with pytest.raises(MarkersMissing):
         tables.update(document, json.loads(RESULTS.read_text()))
     assert document.read_text() == "nothing"
