@@ -88,7 +88,7 @@ def server(reply: Callable[[bytes], bytes | None]) -> Iterator[int]:
 
 def loaded(plan: Plan) -> Outcome:
     """Without another process."""
-    return Generator(plan, [0, 0, 0, 0]).run()
+    return Generator(plan, [0, 0, 0, 0, 0]).run()
 
 
 # --- answers ---------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""Clients that offer HTTP/2 (`Upgrade: h2c`), as curl --http2 and Java's HttpClient do.
+
+They are answered in HTTP/1.1, wherever the network cuts their request in two, and nothing of a body
+is taken for another request.
+"""
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+
+from benchmarks.chaos.harness import bundles, known_requests
+from benchmarks.chaos.harness.answer_check import END, Checker, Question
+from benchmarks.chaos.harness.load import Plan, loading
+from benchmarks.chaos.harness.server_process import serving
+from benchmarks.chaos.harness.verdict import Context, Figures
+from service.bench.http_reader import ExchangeFailed, RawConnection
+
+TITLE = "clients that offer HTTP/2, their requests cut anywhere"
+SETTINGS = "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+OFFERS = {
+    "curl --http2": f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n{SETTINGS}",
+    "Java": f"Connection: Upgrade, HTTP2-Settings\r\n{SETTINGS}Upgrade: h2c\r\n",
+    "websocket": "Connection: Upgrade\r\nUpgrade: websocket\r\n",
+}
+APART_SECONDS = 0.002  # long enough for the server to receive what was sent before
+
+
+def run(context: Context) -> Figures:
+    figures = Figures()
+    asked = known_requests.ask(bundles.write(context.folder / "models", [1]))
+    every = context.count(37, 1)  # of a request's bytes is where it is cut
+    kinds = [next(number for number, one in enumerate(asked) if one.kind == kind)
+             for kind in known_requests.KINDS]  # fmt: skip
+    with (
+        serving(context.folder / "models", context.folder / "run") as server,
+        loading(Plan(server.port, asked, connections=8, rate=200)) as load,
+    ):
+        load.wait_for_answers(100)
+        for words, offer in OFFERS.items():
+            context.say(words)
+            for number in kinds:
+                request = with_offer(asked[number].request, offer)
+                for cut in _cuts(request, every):
+                    exchange(figures, server.port, asked, number, request, cut)
+        outcome = load.finish()
+    outcome.counted_in(figures)
+    figures.p50_ms, figures.p99_ms = outcome.percentile(50), outcome.percentile(99)
+    figures.require_right()
+    figures.require("every offer is answered in HTTP/1.1, and no more", not figures.failed,
+                    dict(figures.failed) or 0)  # fmt: skip
+    figures.require_none_lost()
+    return figures
+
+
+def with_offer(request: bytes, offer: str) -> bytes:
+    line, _, rest = request.partition(b"\r\n")
+    return line + b"\r\n" + offer.encode() + rest
+
+
+def _cuts(request: bytes, every: int) -> Iterable[int]:
+    """Everywhere in the head, around its end, and in some places of the body."""
+    head = request.index(END) + len(END)
+    around = range(head - 5, min(head + 6, len(request)))
+    body = range(head, len(request), max(1, (len(request) - head) // 16))
+    return sorted({0, *range(1, head, every), *around, *body})
+
+
+def exchange(
+    figures: Figures, port: int, asked: Sequence[Question], number: int, request: bytes, cut: int
+) -> None:
+    """The request in two packets, then an ordinary one on the same connection."""
+    checker = Checker(asked)
+    figures.sent += 2
+    with RawConnection(port) as connection:
+        for packet in (request[:cut], request[cut:]):
+            if packet:
+                connection.send(packet)
+                time.sleep(APART_SECONDS)
+        for which, what in enumerate((number, number)):
+            if which:
+                connection.send(asked[number].request)
+            try:
+                answer = connection.answer()
+            except ExchangeFailed as error:
+                figures.fail("no answer", f"cut at {cut}: {error!r}")
+                return
+            if answer.status != 200:
+                figures.fail(f"status {answer.status}", f"cut at {cut}: {answer.body[:200]!r}")
+                return
+            if wrong := checker.why_wrong(what, answer.head + END + answer.body):
+                figures.wrong += 1
+                figures.note(f"cut at {cut}: {wrong}")
+                return
+            figures.answered += 1
+            if answer.closes:  # allowed, if nothing more comes
+                break
+        if more := _more(connection):
+            figures.fail("unasked answer", f"cut at {cut}: {more[:100]!r}")
+
+
+def _more(connection: RawConnection) -> bytes:
+    """What comes although nothing was asked."""
+    connection.socket.shutdown(socket.SHUT_WR)
+    return connection.rest()
