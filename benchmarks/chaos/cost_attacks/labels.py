@@ -25,7 +25,7 @@ def run(context: Context) -> Figures:
     made = write_random(models / "m" / "1", SMALL, labels=labels)
     asked = known_requests.ask({1: made})
     start = partial(serving, models, context.folder / "run")
-    attacks = [_attack("500 MB", ROWS), _attack("33 MB", FEW_ROWS, (15, 60))]
+    attacks = [_attack("500 MB", ROWS), _attack("33 MB", FEW_ROWS, (60,))]
     points = beside.attack_each(context, figures, attacks, start, asked)
     beside.require(figures, points)
     return figures

@@ -34,7 +34,9 @@ def _many_experts(context: Context, figures: Figures, experts: int) -> list[Poin
     models = context.folder / "experts"
     shape = Shape(n_classes=2 * experts, n_experts=experts, held=2, hidden_size=8)
     asked = known_requests.ask(bundles.write(models, [1], shape), k=2)
-    attack = Attack(f"/metrics of {experts:,} experts", SCRAPE, pause=PAUSE_SECONDS)
+    attack = Attack(
+        f"/metrics of {experts:,} experts", SCRAPE, pause=PAUSE_SECONDS, connections=(1, 15, 60)
+    )
     start = partial(serving, models, context.folder / "run")
     return beside.attack_each(context, figures, [attack], start, asked)
 
@@ -45,9 +47,11 @@ def _many_models(context: Context, figures: Figures) -> list[Point]:
     tiny = write_random(context.folder / "tiny", TINY).path
     for number in range(MODELS - 1):
         _link(tiny, models / f"n{number:04d}" / "1")
-    attack = Attack(f"/metrics of {MODELS:,} models", SCRAPE, pause=PAUSE_SECONDS)
+    attack = Attack(
+        f"/metrics of {MODELS:,} models", SCRAPE, pause=PAUSE_SECONDS, connections=(15,)
+    )
     start = partial(serving, models, context.folder / "run")
-    return beside.attack_each(context, figures, [attack], start, asked)
+    return beside.attack_each(context, figures, [attack], start, asked, harmless=False)
 
 
 def _link(source: Path, path: Path) -> None:

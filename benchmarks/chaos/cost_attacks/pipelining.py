@@ -11,6 +11,8 @@ from benchmarks.chaos.harness.verdict import Context, Figures
 
 TITLE = "pipelined requests beside ordinary traffic"
 PIPELINE_BYTES = 256 * 2**10
+FEW = (15, 60)
+PIECE_BYTES = 32 * 2**10  # less than limits.max_head_bytes
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -28,8 +30,17 @@ def made(asked: Sequence[Question]) -> list[Attack]:
     post = next(question.request for question in asked if question.kind == "json")
     return [
         Attack("256 KB of GET /", pipeline(GET), reads="all"),
-        Attack("256 KB of POST /topk", pipeline(post), reads="all"),
-        Attack("256 KB of GET /, answers left unread", pipeline(GET), reads="status"),
+        Attack("256 KB of GET /, in pieces", pipeline(GET), reads="all", piece=PIECE_BYTES),
+        Attack(
+            "256 KB of POST /topk, in pieces",
+            pipeline(post),
+            reads="all",
+            piece=PIECE_BYTES,
+            connections=FEW,
+        ),
+        Attack(
+            "256 KB of GET /, answers left unread", pipeline(GET), reads="status", connections=FEW
+        ),
     ]
 
 

@@ -51,10 +51,14 @@ def run(context: Context) -> Figures:
 
 def made() -> list[Attack]:
     attacks = []
-    for size, rows in ROWS.items():
+    for (size, rows), connections in zip(ROWS.items(), ((1, 4, 15, 60), (60,)), strict=True):
         hidden = np.zeros((rows, bundles.SMALL.hidden_size), np.float16)
         headers = {"Content-Type": "application/x-npy", "Content-Encoding": "gzip"}
         body = gzip.compress(known_requests.npy(hidden), 9, mtime=0)
         request = known_requests.post(f"/models/m/topk?k={K}", body, headers)
-        attacks.append(Attack(f"answers of {size} left unread", request, reads="status"))
+        attacks.append(
+            Attack(
+                f"answers of {size} left unread", request, reads="status", connections=connections
+            )
+        )
     return attacks

@@ -48,6 +48,7 @@ class Attack:
     request: bytes
     # one answer; all until the server ends the connection; or the status of an answer and no more
     reads: Literal["answer", "all", "status"] = "answer"
+    piece: int | None = None  # bytes that are sent at once; the next ones a tick later
     pause: float = 0.25
     patience: float = 60.0  # then it leaves, with or without an answer
     connections: tuple[int, ...] = (1, 4, 15, 60)
@@ -115,7 +116,7 @@ def _main(
 
 class Connection:
     __slots__ = (
-        "asked", "body_left", "events", "head", "opened", "secured", "socket", "unsent",
+        "allowed", "asked", "body_left", "events", "head", "opened", "secured", "socket", "unsent",
     )  # fmt: skip
 
     def __init__(self, made: socket.socket, request: bytes) -> None:
@@ -123,6 +124,7 @@ class Connection:
         self.opened = monotonic()
         self.secured = not isinstance(made, ssl.SSLSocket)
         self.unsent = memoryview(request)
+        self.allowed = len(request)  # bytes to be sent now
         self.events = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP
         self.asked = False  # some bytes were sent
         self.head = b""  # of the answer, as far as it came
@@ -146,7 +148,7 @@ class Attackers:
         self._attacked = Attacked()
 
     def run(self) -> Attacked:
-        cpu = time.process_time()
+        cpu, tick = time.process_time(), 0.0
         while not self._shared[STOP]:
             now = monotonic()
             while self._due and self._due[0] <= now:
@@ -156,13 +158,21 @@ class Attackers:
                 connection = self._open.get(descriptor)
                 if connection is not None:
                     self._go_on(connection, events)
-            for connection in list(self._open.values()):
-                if monotonic() - connection.opened > self._attack.patience:
-                    self._end(connection, "left")
+            if monotonic() >= tick:
+                tick = monotonic() + TICK_SECONDS
+                self._look_at_all()
         for connection in self._open.values():
             connection.socket.close()
         self._attacked.cpu_seconds = time.process_time() - cpu
         return self._attacked
+
+    def _look_at_all(self) -> None:
+        for connection in list(self._open.values()):
+            if monotonic() - connection.opened > self._attack.patience:
+                self._end(connection, "left")
+            elif self._attack.piece and connection.unsent:
+                connection.allowed = self._attack.piece
+                self._go_on(connection, 0)
 
     def _connect(self) -> None:
         made = socket.socket()
@@ -180,6 +190,7 @@ class Attackers:
             self._again("no connection")
             return
         connection = Connection(made, self._attack.request)
+        connection.allowed = self._attack.piece or connection.allowed
         self._open[made.fileno()] = connection
         self._epoll.register(made, connection.events)
 
@@ -200,7 +211,7 @@ class Attackers:
 
     def _wait_for(self, connection: Connection) -> None:
         """To be readable, and while there is more to send to be writable."""
-        sends = connection.secured and connection.unsent
+        sends = connection.secured and connection.unsent and not self._attack.piece
         events = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if sends else 0)
         if events != connection.events:
             connection.events = events
@@ -209,9 +220,10 @@ class Attackers:
     def _send(self, connection: Connection) -> None:
         """As much as the server takes."""
         with suppress(*WOULD_BLOCK):
-            while connection.unsent:
-                sent = connection.socket.send(connection.unsent)
+            while connection.unsent and connection.allowed:
+                sent = connection.socket.send(connection.unsent[: connection.allowed])
                 connection.unsent = connection.unsent[sent:]
+                connection.allowed -= sent if self._attack.piece else 0
                 if not connection.asked:
                     connection.asked = True
                     self._attacked.sent += 1

@@ -30,8 +30,9 @@ from benchmarks.chaos.harness.server_process import NeverHappened, wait_until
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures
 from benchmarks.chaos.harness.watch import LIVEZ_SECONDS, Target, lives, resident, watching
 from service.bench import proc_stats
+from service.bench.http_reader import ANSWER_SECONDS
 
-RATE, CONNECTIONS = 300.0, 8  # of the ordinary clients
+RATE, CONNECTIONS = 400.0, 8  # of the ordinary clients
 P99_RATIO = 3.0
 FLOOR_MS = 1.0  # queue.inline_seconds
 QUICK_FLOOR_MS = 200.0  # the quick form runs beside other tests
@@ -97,17 +98,21 @@ def attack_each(
     asked: Sequence[Question],
     *,
     ca: Path | None = None,
-    seconds: float = 4.0,
+    seconds: float = 3.0,
     quick: float = 2.0,
     workers: int = 1,
+    harmless: bool = True,
 ) -> list[Point]:
-    """Every attack against a server of its own; `require` then takes the points of all."""
+    """Every attack against a server of its own; `require` then takes the points of all.
+
+    Unless `harmless` is off, harmless attackers come first.
+    """
     ordinary = Ordinary(asked, context.choose(quick, seconds), ca)
     if context.quick:
         ordinary.livez_seconds = 5 * LIVEZ_SECONDS
     chosen = {attack.name: _connections(context, attack) for attack in attacks}
     counts = sorted({count for each in chosen.values() for count in each})
-    neutral = _neutral(context, ordinary, start, counts)
+    neutral = _neutral(context, ordinary, start, counts) if harmless else {}
     points: list[Point] = []
     for attack in attacks:
         with start() as server:
@@ -119,7 +124,7 @@ def attack_each(
                 point = compared(
                     replace(point, workers=workers),
                     without.percentile(99),
-                    neutral[count],
+                    neutral.get(count, math.nan),
                     context.choose(QUICK_FLOOR_MS, FLOOR_MS),
                 )
                 outcome.counted_in(figures)
@@ -137,7 +142,7 @@ def _connections(context: Context, attack: Attack) -> tuple[int, ...]:
     if not context.quick:
         return attack.connections
     chosen = tuple(count for count in attack.connections if count in QUICK_CONNECTIONS)
-    return chosen or attack.connections[:1]
+    return chosen or QUICK_CONNECTIONS[-1:]
 
 
 def _neutral(
@@ -184,13 +189,12 @@ def beside(
             attacked = attackers.finish()
     alive = not watch.killed.is_set() and _recovers(server, ordinary)
     outcome = _from(outcome, since)
-    p99 = outcome.percentile(99)
     return Point(
         attack=attack.name,
         connections=connections,
         p99_without_ms=None,
         p99_neutral_ms=None,
-        p99_ms=None if math.isnan(p99) else p99,
+        p99_ms=_p99(outcome),
         ratio=None,
         goodput=min(1.0, outcome.answered / (RATE * max(outcome.ended - since, 1e-9))),
         rejected=outcome.rejected,
@@ -207,6 +211,15 @@ def beside(
         attackers_cores=attacked.cpu_seconds / max(ended - since, 1e-9),
         held_seconds=watch.held_longest(attacked.unread),
     ), outcome
+
+
+def _p99(outcome: Outcome) -> float | None:
+    """Milliseconds. Who got no answer, or could not even ask, has waited as well."""
+    if not outcome.answered:
+        return None
+    lost = np.full(len(outcome.lost), ANSWER_SECONDS)
+    waited = np.concatenate([outcome.seconds, outcome.overdue, lost])
+    return float(np.percentile(waited, 99) * 1000)
 
 
 def _from(outcome: Outcome, since: float) -> Outcome:

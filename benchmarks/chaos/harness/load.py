@@ -67,6 +67,7 @@ class Outcome:
     finished: "array[float]" = field(default_factory=lambda: array("d"))  # right answers: when
     seconds: "array[float]" = field(default_factory=lambda: array("f"))  # and after how long
     service: "array[float]" = field(default_factory=lambda: array("f"))  # since they were sent
+    overdue: "array[float]" = field(default_factory=lambda: array("f"))  # never sent; how late
     rejections: "array[float]" = field(default_factory=lambda: array("f"))  # how long 429 took
     notes: list[str] = field(default_factory=list)
     begun: float = 0.0
@@ -229,6 +230,7 @@ class Generator:
             self._receive(min(wait, tick - now, ends - now))
         outcome.ended = monotonic()
         outcome.cpu_seconds = time.process_time() - cpu
+        self._count_overdue()
         self._take_last_answers()
         gc.enable()
         for connection in [*self._idle, *self._busy]:
@@ -251,6 +253,12 @@ class Generator:
             self._send(self._idle.popleft(), self._due)
             self._due += self._random.expovariate(self._plan.rate)
         return TICK_SECONDS
+
+    def _count_overdue(self) -> None:
+        """Requests that were due, and for which there was never a free connection."""
+        while self._plan.rate and self._due < self._outcome.ended:
+            self._outcome.overdue.append(self._outcome.ended - self._due)
+            self._due += self._random.expovariate(self._plan.rate)
 
     def _send(self, connection: Connection, due: float) -> None:
         number = self._next

@@ -70,8 +70,9 @@ def _appears(
         died = [pid for pid in before if not is_running(pid)]
     outcome.counted_in(figures)
     said = f"{workers} worker" + "s" * (workers > 1)
-    numbers = NUMBER.findall(reason.replace("version 2", ""))
-    figures.require(f"{said}: refused, with two numbers", len(numbers) >= 2, reason)
+    numbers = NUMBER.findall((reason or "").replace("version 2", ""))
+    words = f"{said}: refused, with two numbers"
+    figures.require(words, len(numbers) >= 2, reason or "it is not refused")
     figures.require(f"{said}: no process was killed", not killed and not died, f"{killed} killed")
     figures.require(f"{said}: a version that fits is loaded afterwards", fits)
     figures.facts[f"{said}: limit, MB"] = (idle + ROOM_BYTES) / MIB
@@ -88,13 +89,12 @@ def put(source: Path, models: Path, version: int) -> None:
     staged.rename(models / "m" / str(version))
 
 
-def _refused(server: Server) -> str:
-    """Why, or what happened instead."""
-    try:
+def _refused(server: Server) -> str | None:
+    """Why; None if it is not, whatever happens instead."""
+    with suppress(NeverHappened, ServerNotReachable, KeyError):
         wait_until(lambda: 2 in server.refused(), "the large version is refused", SETTLE_SECONDS)
         return server.refused()[2]
-    except (NeverHappened, ServerNotReachable, KeyError) as error:
-        return str(error)
+    return None
 
 
 def _serves(server: Server, version: int) -> bool:

@@ -66,7 +66,7 @@ def _replace_servers(
         server = stack.enter_context(_start(context, workers))
         load = stack.enter_context(loading(Plan(server.port, asked, CONNECTIONS, rate=RATE)))
         load.wait_for_answers(300)
-        for number in range(1, context.count(1, 3) + 1):
+        for number in range(1, context.count(1, 2) + 1):
             after = stack.enter_context(_start(context, workers, number))
             load.move_to(after.port)
             statuses.append(server.stop(STOP_SECONDS))

@@ -28,7 +28,7 @@ APART_SECONDS = 0.002  # long enough for the server to receive what was sent bef
 def run(context: Context) -> Figures:
     figures = Figures()
     asked = known_requests.ask(bundles.write(context.folder / "models", [1]))
-    every = context.count(37, 1)  # of a request's bytes is where it is cut
+    every = context.count(37, 3)  # of a request's bytes is where it is cut
     kinds = [next(number for number, one in enumerate(asked) if one.kind == kind)
              for kind in known_requests.KINDS]  # fmt: skip
     with (
