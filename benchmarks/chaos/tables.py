@@ -41,7 +41,6 @@ def _counts(found: Mapping[str, Any]) -> str:
         if figures["not_run"]:
             rows.append([figures["title"], "not run", *[""] * (len(heads) - 2)])
             continue
-        failed = ", ".join(f"{count:,} {kind}" for kind, count in figures["failed"].items())
         rows.append(
             [
                 figures["title"],
@@ -50,7 +49,7 @@ def _counts(found: Mapping[str, Any]) -> str:
                     f"{figures[name]:,}" if figures["sent"] else ""
                     for name in ("sent", "answered", "refused", "rejected")
                 ),
-                failed or "0",
+                _by_kind(figures["failed"]),
                 f"{figures['wrong']:,}",
                 f"{figures['lost']:,}",
                 _pair(figures["rss_start"], figures["rss_end"], MIB, " MB"),
@@ -66,7 +65,7 @@ def _attacks(found: Mapping[str, Any]) -> str:
     """One row for each attack and number of connections; nothing before any has run."""
     heads = [
         "scenario", "attack", "connections", "p99 without", "beside ordinary requests",
-        "beside the attack", "ratio", "answered", "429", "5xx, lost, wrong", "memory above idle",
+        "beside the attack", "ratio", "answered", "429", "failed", "lost", "wrong", "above idle",
         "workers lost", "/livez late", "attackers got",
     ]  # fmt: skip
     rows = [
@@ -75,16 +74,18 @@ def _attacks(found: Mapping[str, Any]) -> str:
             point["attack"],
             f"{point['connections']}",
             _milliseconds(point["p99_without_ms"]),
-            _milliseconds(point["p99_neutral_ms"]),
+            _milliseconds(point["p99_harmless_ms"]),
             _milliseconds(point["p99_ms"]),
             "none" if point["ratio"] is None else f"{point['ratio']:.2f}",
             f"{point['goodput']:.0%}",
             f"{point['rejected']:,}",
-            f"{sum(point['failed'].values()):,}, {point['lost']:,}, {point['wrong']:,}",
+            _by_kind(point["failed"]),
+            f"{point['lost']:,}",
+            f"{point['wrong']:,}",
             f"{point['memory'] / MIB:,.0f} MB",
             f"{point['workers_lost']}",
             f"{point['livez_late']}",
-            ", ".join(f"{count:,} x {what}" for what, count in point["attackers_got"].items()),
+            _by_kind(point["attackers_got"]),
         ]
         for figures in found.values()
         for point in figures.get("attacks", ())
@@ -128,6 +129,10 @@ def _number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _by_kind(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "0"
 
 
 def _milliseconds(value: float | None) -> str:

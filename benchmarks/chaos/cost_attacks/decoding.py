@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.chaos.harness import beside, bundles, known_requests
+from benchmarks.chaos.harness import bundles, known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.server_process import serving
 from benchmarks.chaos.harness.verdict import Context, Figures
@@ -29,14 +29,14 @@ def run(context: Context) -> Figures:
     asked = known_requests.ask(bundles.write(models, [1]))
     start = partial(serving, models, context.folder / "run")
     attacks = made()[: QUICK_ATTACKS if context.quick else None]
-    points = beside.attack_each(context, figures, attacks, start, asked, seconds=2.5)
+    points = mixed_traffic.attack_each(context, figures, attacks, start, asked, seconds=2.5)
     if not context.quick:
         several = partial(serving, models, context.folder / "run", "--workers", "2")
         first = Attack(f"{attacks[0].name}, 2 workers", attacks[0].request, connections=(60,))
-        points += beside.attack_each(
+        points += mixed_traffic.attack_each(
             context, figures, [first], several, asked, workers=2, harmless=False
         )
-    beside.require(figures, points)
+    mixed_traffic.require(figures, points)
     return figures
 
 

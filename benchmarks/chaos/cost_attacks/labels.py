@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.chaos.harness import beside, known_requests
+from benchmarks.chaos.harness import known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.bundles import SMALL
 from benchmarks.chaos.harness.server_process import serving
@@ -26,8 +26,8 @@ def run(context: Context) -> Figures:
     asked = known_requests.ask({1: made})
     start = partial(serving, models, context.folder / "run")
     attacks = [_attack("500 MB", ROWS), _attack("33 MB", FEW_ROWS, (60,))]
-    points = beside.attack_each(context, figures, attacks, start, asked)
-    beside.require(figures, points)
+    points = mixed_traffic.attack_each(context, figures, attacks, start, asked)
+    mixed_traffic.require(figures, points)
     return figures
 
 

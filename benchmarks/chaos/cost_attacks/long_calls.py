@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.chaos.harness import beside, bundles, known_requests
+from benchmarks.chaos.harness import bundles, known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.server_process import serving
 from benchmarks.chaos.harness.verdict import Context, Figures
@@ -29,7 +29,9 @@ def run(context: Context) -> Figures:
     asked = known_requests.ask(bundles.write(models, [1], SHAPE))
     start = partial(serving, models, context.folder / "run")
     attacks = made()[: context.count(2, 3)]
-    beside.require(figures, beside.attack_each(context, figures, attacks, start, asked))
+    mixed_traffic.require(
+        figures, mixed_traffic.attack_each(context, figures, attacks, start, asked)
+    )
     return figures
 
 

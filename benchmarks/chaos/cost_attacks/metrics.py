@@ -5,9 +5,9 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from benchmarks.chaos.harness import beside, bundles, known_requests
+from benchmarks.chaos.harness import bundles, known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
-from benchmarks.chaos.harness.beside import Point
+from benchmarks.chaos.harness.mixed_traffic import Point
 from benchmarks.chaos.harness.server_process import serving
 from benchmarks.chaos.harness.verdict import Context, Figures
 from benchmarks.engines.random_bundles import Shape, write_random
@@ -26,7 +26,7 @@ def run(context: Context) -> Figures:
     points = _many_experts(context, figures, experts)
     if not context.quick:
         points += _many_models(context, figures)
-    beside.require(figures, points)
+    mixed_traffic.require(figures, points)
     return figures
 
 
@@ -38,7 +38,7 @@ def _many_experts(context: Context, figures: Figures, experts: int) -> list[Poin
         f"/metrics of {experts:,} experts", SCRAPE, pause=PAUSE_SECONDS, connections=(1, 15, 60)
     )
     start = partial(serving, models, context.folder / "run")
-    return beside.attack_each(context, figures, [attack], start, asked)
+    return mixed_traffic.attack_each(context, figures, [attack], start, asked)
 
 
 def _many_models(context: Context, figures: Figures) -> list[Point]:
@@ -51,7 +51,7 @@ def _many_models(context: Context, figures: Figures) -> list[Point]:
         f"/metrics of {MODELS:,} models", SCRAPE, pause=PAUSE_SECONDS, connections=(15,)
     )
     start = partial(serving, models, context.folder / "run")
-    return beside.attack_each(context, figures, [attack], start, asked, harmless=False)
+    return mixed_traffic.attack_each(context, figures, [attack], start, asked, harmless=False)
 
 
 def _link(source: Path, path: Path) -> None:

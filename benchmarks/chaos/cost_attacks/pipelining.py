@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.chaos.harness import beside, bundles, known_requests
+from benchmarks.chaos.harness import bundles, known_requests, mixed_traffic
 from benchmarks.chaos.harness.answer_check import Question
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.server_process import serving
@@ -21,8 +21,8 @@ def run(context: Context) -> Figures:
     models = context.folder / "models"
     asked = known_requests.ask(bundles.write(models, [1]))
     start = partial(serving, models, context.folder / "run")
-    points = beside.attack_each(context, figures, made(asked), start, asked)
-    beside.require(figures, points)
+    points = mixed_traffic.attack_each(context, figures, made(asked), start, asked)
+    mixed_traffic.require(figures, points)
     return figures
 
 

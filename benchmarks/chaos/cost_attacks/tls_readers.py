@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.chaos.harness import beside, bundles, certificates, known_requests
+from benchmarks.chaos.harness import bundles, certificates, known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.load import client_context
 from benchmarks.chaos.harness.server_process import serving
@@ -33,10 +33,10 @@ def run(context: Context) -> Figures:
     attacks = made()[: context.count(1, 2)]
     # Long enough for the first ones to be cut off, and for others to take their place.
     seconds = READ_SECONDS + SLACK_SECONDS + 2.0
-    points = beside.attack_each(
+    points = mixed_traffic.attack_each(
         context, figures, attacks, start, asked, ca=issued.ca, seconds=seconds, quick=seconds
     )
-    beside.require(figures, points)
+    mixed_traffic.require(figures, points)
     unread = [point for point in points if point.held_seconds is not None]
     longest = max((point.held_seconds or 0.0 for point in unread), default=0.0)
     limit = READ_SECONDS + SLACK_SECONDS
@@ -44,7 +44,7 @@ def run(context: Context) -> Figures:
     figures.require(words, longest <= limit, f"{longest:.1f} s")
     after = max(point.memory_after for point in points)
     words = "once they are gone, less than 512 MB above idle is kept"
-    figures.require(words, after <= beside.MEMORY_BYTES, f"{after / MIB:.0f} MB")
+    figures.require(words, after <= mixed_traffic.MEMORY_BYTES, f"{after / MIB:.0f} MB")
     figures.facts["points with unread answers"] = len(unread)
     return figures
 

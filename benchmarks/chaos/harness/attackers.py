@@ -55,7 +55,7 @@ class Attack:
 
 
 @dataclass
-class Attacked:
+class AttackOutcome:
     """What attackers saw."""
 
     sent: int = 0
@@ -74,10 +74,10 @@ class Running:
         while not self._shared[SENT] and monotonic() < deadline:
             time.sleep(0.002)
 
-    def finish(self) -> Attacked:
+    def finish(self) -> AttackOutcome:
         """All leave at once, whatever they still wait for."""
         self._shared[STOP] = 1
-        attacked: Attacked = self._results.recv()
+        attacked: AttackOutcome = self._results.recv()
         self._process.join(JOIN_SECONDS)
         return attacked
 
@@ -145,9 +145,9 @@ class Attackers:
         self._epoll = select.epoll()
         self._open: dict[int, Connection] = {}
         self._due = [monotonic()] * connections  # when each that is closed connects again
-        self._attacked = Attacked()
+        self.outcome = AttackOutcome()
 
-    def run(self) -> Attacked:
+    def run(self) -> AttackOutcome:
         cpu, tick = time.process_time(), 0.0
         while not self._shared[STOP]:
             now = monotonic()
@@ -163,8 +163,8 @@ class Attackers:
                 self._look_at_all()
         for connection in self._open.values():
             connection.socket.close()
-        self._attacked.cpu_seconds = time.process_time() - cpu
-        return self._attacked
+        self.outcome.cpu_seconds = time.process_time() - cpu
+        return self.outcome
 
     def _look_at_all(self) -> None:
         for connection in list(self._open.values()):
@@ -226,7 +226,7 @@ class Attackers:
                 connection.allowed -= sent if self._attack.piece else 0
                 if not connection.asked:
                     connection.asked = True
-                    self._attacked.sent += 1
+                    self.outcome.sent += 1
                     self._shared[SENT] += 1
 
     def _read(self, connection: Connection) -> None:
@@ -240,7 +240,7 @@ class Attackers:
                 self._end(connection, "closed")
                 return
             if attack.reads == "all":
-                self._attacked.got.update(status.decode() for status in STATUS_LINE.findall(packet))
+                self.outcome.got.update(status.decode() for status in STATUS_LINE.findall(packet))
             elif attack.reads == "status":
                 self._leave_unread(connection, packet)
                 return
@@ -254,8 +254,8 @@ class Attackers:
         if status != "200":
             self._end(connection, status)
             return
-        self._attacked.got[status] += 1
-        self._attacked.unread.append((connection.socket.getsockname()[1], monotonic()))
+        self.outcome.got[status] += 1
+        self.outcome.unread.append((connection.socket.getsockname()[1], monotonic()))
         self._epoll.modify(connection.socket, select.EPOLLRDHUP)
 
     def _is_left_unread(self, connection: Connection) -> bool:
@@ -285,5 +285,5 @@ class Attackers:
         self._again(how)
 
     def _again(self, how: str) -> None:
-        self._attacked.got[how] += 1
+        self.outcome.got[how] += 1
         self._due.append(monotonic() + self._attack.pause)

@@ -40,8 +40,7 @@ QUICK_CONNECTIONS = (1, 15)
 MEMORY_BYTES = 512 * MIB
 LEAST_GOODPUT = 0.5  # the others may be answered with 429
 RECOVERY_SECONDS = 30.0
-NEUTRAL = "ordinary requests"
-
+HARMLESS = "ordinary requests"
 
 Start = Callable[[], AbstractContextManager[Target]]
 
@@ -52,10 +51,7 @@ class Point:
 
     attack: str
     connections: int
-    p99_without_ms: float | None
-    p99_neutral_ms: float | None
-    p99_ms: float | None  # None: there was no answer
-    ratio: float | None
+    p99_ms: float | None  # of the ordinary clients; None: there was no answer
     goodput: float  # the share of what was due that was answered rightly
     rejected: int
     failed: dict[str, int]
@@ -71,6 +67,9 @@ class Point:
     attackers_cores: float
     held_seconds: float | None  # how long the server kept a client that does not read, at most
     workers: int = 1
+    p99_without_ms: float | None = None
+    p99_harmless_ms: float | None = None
+    ratio: float | None = None  # to the reference
 
     @property
     def words(self) -> str:
@@ -112,7 +111,7 @@ def attack_each(
         ordinary.livez_seconds = 5 * LIVEZ_SECONDS
     chosen = {attack.name: _connections(context, attack) for attack in attacks}
     counts = sorted({count for each in chosen.values() for count in each})
-    neutral = _neutral(context, ordinary, start, counts) if harmless else {}
+    harmless_p99 = _beside_harmless(context, ordinary, start, counts) if harmless else {}
     points: list[Point] = []
     for attack in attacks:
         with start() as server:
@@ -124,7 +123,7 @@ def attack_each(
                 point = compared(
                     replace(point, workers=workers),
                     without.percentile(99),
-                    neutral.get(count, math.nan),
+                    harmless_p99.get(count, math.nan),
                     context.choose(QUICK_FLOOR_MS, FLOOR_MS),
                 )
                 outcome.counted_in(figures)
@@ -145,11 +144,11 @@ def _connections(context: Context, attack: Attack) -> tuple[int, ...]:
     return chosen or QUICK_CONNECTIONS[-1:]
 
 
-def _neutral(
+def _beside_harmless(
     context: Context, ordinary: Ordinary, start: Start, counts: Sequence[int]
 ) -> dict[int, float]:
     """The ordinary clients' p99 beside as many harmless attackers."""
-    attack = Attack(NEUTRAL, ordinary.asked[0].request)
+    attack = Attack(HARMLESS, ordinary.asked[0].request)
     found = {}
     with start() as server:
         quietly(server, ordinary)
@@ -192,10 +191,7 @@ def beside(
     return Point(
         attack=attack.name,
         connections=connections,
-        p99_without_ms=None,
-        p99_neutral_ms=None,
         p99_ms=_p99(outcome),
-        ratio=None,
         goodput=min(1.0, outcome.answered / (RATE * max(outcome.ended - since, 1e-9))),
         rejected=outcome.rejected,
         failed=dict(outcome.failed),
@@ -236,12 +232,12 @@ def _from(outcome: Outcome, since: float) -> Outcome:
     )
 
 
-def compared(point: Point, without: float, neutral: float, floor: float) -> Point:
-    reference = max(value for value in (without, neutral, floor) if not math.isnan(value))
+def compared(point: Point, without: float, harmless_p99: float, floor: float) -> Point:
+    reference = max(value for value in (without, harmless_p99, floor) if not math.isnan(value))
     return replace(
         point,
         p99_without_ms=None if math.isnan(without) else without,
-        p99_neutral_ms=None if math.isnan(neutral) else neutral,
+        p99_harmless_ms=None if math.isnan(harmless_p99) else harmless_p99,
         ratio=None if point.p99_ms is None else point.p99_ms / reference,
     )
 
