@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.chaos.scripted_server import answer, right, server
 from helpers.paths import ROOT
-from helpers.scripted_server import answer, right, server
 
 from benchmarks.chaos import __main__ as command
 from benchmarks.chaos import tables

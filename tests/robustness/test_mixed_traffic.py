@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from helpers.scripted_server import answer, right, server
+from helpers.chaos.scripted_server import answer, right, server
 
 from benchmarks.chaos import tables
 from benchmarks.chaos.cost_attacks import decoding, long_calls, pipelining, tls_readers
