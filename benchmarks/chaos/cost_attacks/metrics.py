@@ -51,7 +51,9 @@ def _many_models(context: Context, figures: Figures) -> list[Point]:
         f"/metrics of {MODELS:,} models", SCRAPE, pause=PAUSE_SECONDS, connections=(15,)
     )
     start = partial(serving, models, context.folder / "run")
-    return mixed_traffic.attack_each(context, figures, [attack], start, asked, harmless=False)
+    return mixed_traffic.attack_each(
+        context, figures, [attack], start, asked, seconds=8.0, harmless=False
+    )
 
 
 def _link(source: Path, path: Path) -> None:

@@ -104,17 +104,19 @@ def attack_each(
 ) -> list[Point]:
     """Every attack against a server of its own; `require` then takes the points of all.
 
-    Unless `harmless` is off, harmless attackers come first.
+    Unless `harmless` is off, harmless attackers come first, to the first server.
     """
     ordinary = Ordinary(asked, context.choose(quick, seconds), ca)
     if context.quick:
         ordinary.livez_seconds = 5 * LIVEZ_SECONDS
     chosen = {attack.name: _connections(context, attack) for attack in attacks}
     counts = sorted({count for each in chosen.values() for count in each})
-    harmless_p99 = _beside_harmless(context, ordinary, start, counts) if harmless else {}
+    harmless_p99: dict[int, float] = {}
     points: list[Point] = []
     for attack in attacks:
         with start() as server:
+            if harmless and not harmless_p99:
+                harmless_p99 = _beside_harmless(context, ordinary, server, counts)
             without = quietly(server, ordinary)
             idle = resident(server)
             figures.rss_start = max(figures.rss_start or 0, idle)
@@ -145,16 +147,15 @@ def _connections(context: Context, attack: Attack) -> tuple[int, ...]:
 
 
 def _beside_harmless(
-    context: Context, ordinary: Ordinary, start: Start, counts: Sequence[int]
+    context: Context, ordinary: Ordinary, server: Target, counts: Sequence[int]
 ) -> dict[int, float]:
     """The ordinary clients' p99 beside as many harmless attackers."""
     attack = Attack(HARMLESS, ordinary.asked[0].request)
     found = {}
-    with start() as server:
-        quietly(server, ordinary)
-        for count in counts:
-            point, _ = beside(server, attack, count, ordinary, resident(server))
-            found[count] = math.nan if point.p99_ms is None else point.p99_ms
+    quietly(server, replace(ordinary, seconds=0.5))  # warm
+    for count in counts:
+        point, _ = beside(server, attack, count, ordinary, resident(server))
+        found[count] = math.nan if point.p99_ms is None else point.p99_ms
     said = ", ".join(f"{value:.1f} ms" for value in found.values())
     context.say(f"p99 beside ordinary requests from {list(found)}: {said}")
     return found
