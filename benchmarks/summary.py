@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.document import table, write_part
 from benchmarks.engines.contestants import OURS, PEER
 from benchmarks.engines.ratios import (
     PRECISE,
@@ -20,7 +21,7 @@ from benchmarks.engines.ratios import (
     microseconds,
     microseconds_in_batch,
 )
-from benchmarks.engines.report import measured_on, table, time, write_part
+from benchmarks.engines.report import measured_on, time
 from trainer.report import numbers
 
 RESULTS = Path("benchmarks/results")

@@ -1,7 +1,7 @@
 """Abuse and faults against real servers, one scenario after the other, each with its own.
 
-    python -m benchmarks.chaos                      everything: 10 minutes and a soak of 30
-    python -m benchmarks.chaos --quick              does everything work? a minute or two
+    python -m benchmarks.chaos                      everything: 20 minutes and a soak of 30
+    python -m benchmarks.chaos --quick              does everything work? some minutes
     python -m benchmarks.chaos --only kill --only overload
     python -m benchmarks.chaos --tables docs/chaos.md    runs nothing, renders the JSON
 

@@ -4,29 +4,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.http.tables import MarksMissing
+from benchmarks import document
 
-BEGIN, END = "<!-- chaos:begin -->", "<!-- chaos:end -->"
 MIB = 2**20
 
 
-def update(document: Path, results: Mapping[str, Any]) -> None:
-    text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise MarksMissing(f"{document} does not hold {BEGIN} and then {END}.")
-    document.write_text(f"{before}{BEGIN}\n{render(results)}\n{END}{after}", encoding="utf-8")
+def update(path: Path, results: Mapping[str, Any]) -> None:
+    document.write_part(path, "chaos", render(results))
 
 
 def render(results: Mapping[str, Any]) -> str:
     found = results["scenarios"]
     machine = results["machine"]
+    attacks = _attacks(found)
     return "\n\n".join(
         [
             f"Measured on {machine['cores']} cores of an {machine['cpu']}, which the load generator"
             f" shares, by `{results['command']}`.",
             _counts(found),
+            *(["Attacks beside ordinary traffic:", attacks] if attacks else []),
             "Every criterion:",
             _criteria(found),
             "Further facts:",
@@ -45,7 +41,6 @@ def _counts(found: Mapping[str, Any]) -> str:
         if figures["not_run"]:
             rows.append([figures["title"], "not run", *[""] * (len(heads) - 2)])
             continue
-        failed = ", ".join(f"{count:,} {kind}" for kind, count in figures["failed"].items())
         rows.append(
             [
                 figures["title"],
@@ -54,7 +49,7 @@ def _counts(found: Mapping[str, Any]) -> str:
                     f"{figures[name]:,}" if figures["sent"] else ""
                     for name in ("sent", "answered", "refused", "rejected")
                 ),
-                failed or "0",
+                _by_kind(figures["failed"]),
                 f"{figures['wrong']:,}",
                 f"{figures['lost']:,}",
                 _pair(figures["rss_start"], figures["rss_end"], MIB, " MB"),
@@ -64,6 +59,38 @@ def _counts(found: Mapping[str, Any]) -> str:
             ]
         )
     return _table(heads, rows)
+
+
+def _attacks(found: Mapping[str, Any]) -> str:
+    """One row for each attack and number of connections; nothing before any has run."""
+    heads = [
+        "scenario", "attack", "connections", "p99 without", "beside ordinary requests",
+        "beside the attack", "ratio", "answered", "429", "failed", "lost", "wrong", "above idle",
+        "workers lost", "/livez late", "attackers got",
+    ]  # fmt: skip
+    rows = [
+        [
+            figures["title"],
+            point["attack"],
+            f"{point['connections']}",
+            _milliseconds(point["p99_without_ms"]),
+            _milliseconds(point["p99_harmless_ms"]),
+            _milliseconds(point["p99_ms"]),
+            "none" if point["ratio"] is None else f"{point['ratio']:.2f}",
+            f"{point['goodput']:.0%}",
+            f"{point['rejected']:,}",
+            _by_kind(point["failed"]),
+            f"{point['lost']:,}",
+            f"{point['wrong']:,}",
+            f"{point['memory'] / MIB:,.0f} MB",
+            f"{point['workers_lost']}",
+            f"{point['livez_late']}",
+            _by_kind(point["attackers_got"]),
+        ]
+        for figures in found.values()
+        for point in figures.get("attacks", ())
+    ]
+    return _table(heads, rows) if rows else ""
 
 
 def _criteria(found: Mapping[str, Any]) -> str:
@@ -104,7 +131,13 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _by_kind(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "0"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f} ms"
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    lines = [heads, ["---"] * len(heads), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return document.table(heads, [[cell.replace("|", "\\|") for cell in row] for row in rows])

@@ -19,7 +19,7 @@ from benchmarks.client.report import (
     rendered_transports,
 )
 from benchmarks.client.turns import K
-from benchmarks.engines.report import write_part
+from benchmarks.document import write_part
 from service.system.machine import machine
 from trainer.data.files import write_json
 

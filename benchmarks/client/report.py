@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client.turns import AT_ONCE
-from benchmarks.engines.report import table
+from benchmarks.document import table
 
 RESULTS = Path("benchmarks/results/client.json")
 TRANSPORT_RESULTS = Path("benchmarks/results/client-transports.json")

@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 
+from benchmarks.document import write_part
 from benchmarks.engines import report
 from benchmarks.engines.contestants import K
 from benchmarks.engines.data import Data, read_data, served
@@ -168,7 +169,7 @@ def fill(runs: dict[str, dict[str, Any]], images: Path, document: Path | None) -
         report.draw(found, picture(images, title))
     if document is not None:
         seen = {title: os.path.relpath(picture(images, title), document.parent) for title in runs}
-        report.write_part(document, "engines", report.markdown(runs, seen))
+        write_part(document, "engines", report.markdown(runs, seen))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from benchmarks.engines.report import table, write_part
+from benchmarks.document import table, write_part
 from benchmarks.engines.timing import Rows, call_times, in_turns, one_thread, summary
 from service import bundle as bundles
 from service.bundle import Bundle, graphs

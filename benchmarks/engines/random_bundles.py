@@ -3,6 +3,7 @@
 K experts, V classes of each, N classes, D hidden.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,12 @@ class Shape:
 
 
 def write_random(
-    path: Path, shape: Shape, *, precision: Precision = "fp32", seed: int = 0
+    path: Path,
+    shape: Shape,
+    *,
+    precision: Precision = "fp32",
+    labels: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Bundle:
     """Every expert holds as many classes, and gets as many rows of `random_rows`."""
     rng = np.random.default_rng(seed)
@@ -46,6 +52,7 @@ def write_random(
         training=bundle.TrainingFacts(
             utilization=[1 / shape.n_experts] * shape.n_experts, flops_speedup=shape.flops_speedup
         ),
+        labels=labels,
         precision=precision,
     )
 

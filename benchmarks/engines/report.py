@@ -1,6 +1,6 @@
 """Tables and pictures of what `benchmarks.engines` measured, and the document that they go to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.document import table
 from benchmarks.engines.contestants import APPROXIMATE, FULL, OURS, PEER
 from benchmarks.engines.ratios import (
     AT_LEAST,
@@ -18,8 +19,6 @@ from benchmarks.engines.ratios import (
     microseconds_in_batch,
     worth_a_line,
 )
-from service.errors import DSSError
-from trainer.data.files import write_whole
 
 COLOURS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -27,33 +26,6 @@ COLOURS = (
 )
 OUR_COLOURS = ("#D55E00", "#8c3b00", "#ff9650", "#5c2a00")
 MARKERS = "osD^vP*X<>"
-
-
-class MarkersMissing(DSSError):
-    pass
-
-
-# --- a part of a document ----------------------------------------------------------------------
-
-
-def write_part(document: Path, name: str, body: str) -> None:
-    """Replace what stands between a document's markers of that name."""
-    text = with_part(document.read_text(), name, body, str(document))
-    write_whole(document, text.encode())
-
-
-def with_part(text: str, name: str, body: str, where: str = "The document") -> str:
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise MarkersMissing(f"{where} has no {begin} followed by {end}.")
-    return f"{before}{begin}\n{body.strip()}\n{end}{after}"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def time(value: float) -> str:

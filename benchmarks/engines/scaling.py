@@ -23,11 +23,11 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.document import write_part
 from benchmarks.engines import scaling_report as report
 from benchmarks.engines.byte_floor import ByteFloor
 from benchmarks.engines.contestants import exact_scans
 from benchmarks.engines.random_bundles import Shape, random_rows, write_random
-from benchmarks.engines.report import write_part
 from benchmarks.engines.timing import Rows, Times, call_times, in_turns, one_thread, summary
 from service.engine import Engine
 from service.errors import DSSError

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import click
 
-from benchmarks.engines.report import table
+from benchmarks.document import table
 from service.server.server import SWITCH_SECONDS
 from service.system.machine import machine
 from service.telemetry.log_queue import FLUSH_SECONDS, ROOM, Entry, LogQueue

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from benchmarks.engines.report import table, write_part
+from benchmarks.document import table, write_part
 from service import bundle as bundles
 from service.engine import Engine
 from service.system.machine import machine

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from benchmarks.document import table, write_part
 from benchmarks.engines.random_bundles import Shape, write_random
-from benchmarks.engines.report import table, write_part
 from service.bench import http, proc_stats, server
 from service.bench.http import Sweep
 from service.bundle import Bundle, Precision

@@ -1,23 +1,14 @@
 """The comparison's tables, always rendered from its JSON, between two marks of a document."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- http:begin -->", "<!-- http:end -->"
-
-
-class MarksMissing(Exception):
-    """The document has no place for the tables."""
+from benchmarks.document import table, write_part
 
 
 def update(document: Path, results: Mapping[str, Any]) -> None:
-    text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise MarksMissing(f"{document} does not hold {BEGIN} and then {END}.")
-    document.write_text(f"{before}{BEGIN}\n{render(results)}\n{END}{after}", encoding="utf-8")
+    write_part(document, "http", render(results))
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -81,7 +72,7 @@ def _by_place(results: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], st
             cells = [cell(point) if point else "errors" for point in found]
             rows.append([line, _model(results, line), about["wire"], *cells])
     heads = [f"{batch} / {concurrency}" for batch, concurrency in places]
-    return _table(["server", "model", "body", *heads], rows)
+    return table(["server", "model", "body", *heads], rows)
 
 
 def _cost_table(results: Mapping[str, Any]) -> str:
@@ -99,7 +90,7 @@ def _cost_table(results: Mapping[str, Any]) -> str:
                 ]
             )
     heads = ["server", "CPU time of a request", "cores used", "by wrk", "memory", "processes"]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _ratio_table(results: Mapping[str, Any]) -> str:
@@ -108,7 +99,7 @@ def _ratio_table(results: Mapping[str, Any]) -> str:
         value = "not measured" if ratio["value"] is None else f"{ratio['value']:.2f}"
         reached = {True: "yes", False: "no", None: ""}[ratio["reached"]]
         rows.append([ratio["name"], value, _bound(ratio), reached, _against(results, ratio)])
-    return _table(["ratio", "measured", "to reach", "reached", "against"], rows)
+    return table(["ratio", "measured", "to reach", "reached", "against"], rows)
 
 
 def _against(results: Mapping[str, Any], ratio: Mapping[str, Any]) -> str:
@@ -139,8 +130,3 @@ def _failures(results: Mapping[str, Any]) -> str:
 
 def _medians(results: Mapping[str, Any]) -> dict[tuple[str, int, int], Mapping[str, Any]]:
     return {(m["line"], m["batch"], m["concurrency"]): m for m in results["medians"]}
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

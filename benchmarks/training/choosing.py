@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.engines.report import write_part
+from benchmarks.document import write_part
 from benchmarks.engines.timing import Rows, Times, Turn, call_times, in_turns, one_thread, summary
 from benchmarks.training.choosing_report import draw, markdown
 from service.bundle import read

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.engines.report import measured_on, table, time
+from benchmarks.document import table
+from benchmarks.engines.report import measured_on, time
 
 Point = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.paths import ROOT
 
 from benchmarks.client import report
-from benchmarks.engines.report import with_part
+from benchmarks.document import with_part
 
 OURS = {"Client", "AsyncClient"}
 # What would replace our connections: a transport for Client, and one for AsyncClient.

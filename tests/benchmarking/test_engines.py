@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.document import MarkersMissing, with_part
 from benchmarks.engines import (
     __main__,
     graph_indexes,
@@ -158,15 +159,15 @@ def test_few_settings_are_spread_over_the_dial() -> None:
 
 def test_a_part_of_a_document_is_replaced() -> None:
     text = "before\n<!-- x:begin -->\nold\n<!-- x:end -->\nafter\n"
-    once = report.with_part(text, "x", "new\n")
+    once = with_part(text, "x", "new\n")
     assert once == "before\n<!-- x:begin -->\nnew\n<!-- x:end -->\nafter\n"
-    assert report.with_part(once, "x", "new") == once
+    assert with_part(once, "x", "new") == once
 
 
 @pytest.mark.parametrize("text", ["", "<!-- x:begin -->", "<!-- x:end --><!-- x:begin -->"])
 def test_a_document_without_markers_is_refused(text: str) -> None:
-    with pytest.raises(report.MarkersMissing):
-        report.with_part(text, "x", "new")
+    with pytest.raises(MarkersMissing):
+        with_part(text, "x", "new")
 
 
 def test_tables_state_ratios_points_and_machine() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.document import MarkersMissing
 from benchmarks.http import tables as http_tables
 from benchmarks.http.body_formats import WIRES
 from benchmarks.http.precision import with_precision
@@ -262,7 +263,7 @@ def test_tables_replace_only_what_is_between_the_marks(tmp_path: Path) -> None:
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
     document = tmp_path / "performance.md"
     document.write_text("<!-- http:end --> then <!-- http:begin -->")
-    with pytest.raises(http_tables.MarksMissing):
+    with pytest.raises(MarkersMissing):
         http_tables.update(document, results())
 
 

@@ -33,7 +33,7 @@ RUN = (*SHELL, "python")
 SHOWN = ("text", "mermaid")  # nothing to run or to parse
 # Pages whose blocks cannot be run here, or would take hours; each says who tries them instead.
 ELSEWHERE = {
-    "chaos.md": "benchmarks.chaos: 40 minutes; its quick form is among the tests",
+    "chaos.md": "benchmarks.chaos: 50 minutes; quick forms are among the tests",
     "deploy.md": "needs a container engine; tests/deployment/test_compose.py and make image-test",
     "kubernetes.md": "needs a cluster; tests/deployment",
     "performance.md": "benchmarks of hours; tests/benchmarking runs them in small",

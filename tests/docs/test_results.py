@@ -10,6 +10,7 @@ from helpers.paths import ROOT
 from benchmarks import summary
 from benchmarks.chaos import tables as chaos_tables
 from benchmarks.client import report as client_report
+from benchmarks.document import with_part
 from benchmarks.engines import backends, report, scaling_report
 from benchmarks.http import metrics, sizing
 from benchmarks.http import tables as http_tables
@@ -61,7 +62,7 @@ RENDERED = [
 )
 def test_a_table_is_what_was_measured(document: str, name: str, body: str) -> None:
     text = (ROOT / document).read_text()
-    assert report.with_part(text, name, body, document) == text
+    assert with_part(text, name, body, document) == text
 
 
 @pytest.mark.parametrize("title", results("engines"))

@@ -1,14 +1,13 @@
 """The harness of `make chaos` itself: it sees what it is there to see."""
 
 import json
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.chaos.scripted_server import answer, right, server
 from helpers.paths import ROOT
 
 from benchmarks.chaos import __main__ as command
@@ -20,6 +19,7 @@ from benchmarks.chaos.harness.mutations import Maker
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures, NotPossible, flat
 from benchmarks.chaos.scenarios import registry
 from benchmarks.chaos.scenarios.fuzz import Fuzzer
+from benchmarks.document import MarkersMissing
 from benchmarks.engines.random_bundles import Shape
 from service.bench.http_reader import (
     AnswerNotUnderstood,
@@ -46,48 +46,9 @@ def asked(made: dict[int, Bundle]) -> list[Question]:
     return known_requests.ask(made, kinds=("json",), count=4)
 
 
-def answer(body: bytes, status: int = 200, more: bytes = b"") -> bytes:
-    return b"HTTP/1.1 %d OK\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), more, body)
-
-
-def right(question: Question, version: int = 1) -> bytes:
-    reply = question.expected[version][0]
-    document = {"version": version}
-    document |= {name: getattr(reply, name).tolist() for name in reply._fields[1:]}
-    return answer(json.dumps(document).encode())
-
-
-@contextmanager
-def server(reply: Callable[[bytes], bytes | None]) -> Iterator[int]:
-    """Says what it is told to for each request; None ends the connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve(connection: socket.socket) -> None:
-            with connection, suppress(OSError):
-                while request := connection.recv(2**20):
-                    said = reply(request)
-                    if said is None:
-                        return
-                    connection.sendall(said)
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def loaded(plan: Plan) -> Outcome:
     """Without another process."""
-    return Generator(plan, [0, 0, 0, 0]).run()
+    return Generator(plan, [0, 0, 0, 0, 0]).run()
 
 
 # --- answers ---------------------------------------------------------------------------------
@@ -163,6 +124,20 @@ def test_silence_is_a_hang_and_not_waited_for(asked: list[Question]) -> None:
     with server(lambda _: b"") as port:
         outcome = loaded(Plan(port, asked, connections=2, seconds=0.3, patience=0.1))
     assert outcome.failed["hang"] == outcome.sent == len(outcome.lost)
+
+
+def test_requests_that_could_never_be_sent_are_counted_too(asked: list[Question]) -> None:
+    with server(lambda _: b"") as port:
+        outcome = loaded(Plan(port, asked, connections=1, rate=200, seconds=0.3, patience=0.5))
+    assert outcome.sent == 1 and len(outcome.overdue) > 10
+    assert max(outcome.overdue) < 1.0
+
+
+def test_new_connections_go_where_they_are_sent(asked: list[Question]) -> None:
+    with server(lambda _: right(asked[0])) as here, server(lambda _: None) as elsewhere:
+        plan = Plan(elsewhere, asked[:1], connections=2, seconds=0.1)
+        outcome = Generator(plan, [0, 0, 0, 0, here]).run()
+    assert outcome.answered > 2 and not outcome.failed
 
 
 def test_an_open_loop_counts_from_when_a_request_was_due(asked: list[Question]) -> None:
@@ -312,6 +287,6 @@ def test_the_document_shows_the_committed_results() -> None:
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
     document = tmp_path / "chaos.md"
     document.write_text("nothing")
-    with pytest.raises(tables.MarksMissing):
+    with pytest.raises(MarkersMissing):
         tables.update(document, json.loads(RESULTS.read_text()))
     assert document.read_text() == "nothing"

@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import selectors
 import socket
+import ssl
 import time
 from array import array
 from collections import Counter, deque
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
@@ -37,7 +39,8 @@ from service.bench.http_reader import (
 RECEIVE_BYTES = 2**18
 TICK_SECONDS = 0.1  # how often hangs are looked for
 JOIN_SECONDS = 60.0
-STOP, SENT, ANSWERED, FAILED = range(4)  # what both processes see
+STOP, SENT, ANSWERED, FAILED, PORT = range(5)  # what both processes see
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Plan:
     rate: float | None = None  # requests a second on average; None: closed loop
     seconds: float | None = None  # None: until it is stopped
     patience: float = ANSWER_SECONDS  # then an answer is a hang
+    ca: Path | None = None  # the authority of a server that speaks TLS
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Outcome:
     finished: "array[float]" = field(default_factory=lambda: array("d"))  # right answers: when
     seconds: "array[float]" = field(default_factory=lambda: array("f"))  # and after how long
     service: "array[float]" = field(default_factory=lambda: array("f"))  # since they were sent
+    overdue: "array[float]" = field(default_factory=lambda: array("f"))  # never sent; how late
     rejections: "array[float]" = field(default_factory=lambda: array("f"))  # how long 429 took
     notes: list[str] = field(default_factory=list)
     begun: float = 0.0
@@ -140,6 +145,10 @@ class Running:
     def sent(self) -> int:
         return int(self._shared[SENT])
 
+    def move_to(self, port: int) -> None:
+        """New connections go to another server; those that are open stay."""
+        self._shared[PORT] = port
+
     def finish(self, stop: bool = True) -> Outcome:
         if stop:
             self._shared[STOP] = 1
@@ -157,7 +166,7 @@ class Running:
 @contextmanager
 def loading(plan: Plan) -> Iterator[Running]:
     context = multiprocessing.get_context("spawn")
-    shared = RawArray("q", 4)
+    shared = RawArray("q", 5)
     results, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(plan, shared, theirs), daemon=True)
     process.start()
@@ -174,6 +183,11 @@ def run(plan: Plan) -> Outcome:
     """Load for the plan's time."""
     with loading(plan) as load:
         return load.finish(stop=False)
+
+
+def client_context(ca: Path) -> ssl.SSLContext:
+    """Of a client that knows the server by its authority."""
+    return ssl.create_default_context(cafile=str(ca))
 
 
 def _main(plan: Plan, shared: Any, results: Any) -> None:  # noqa: ANN401
@@ -195,6 +209,7 @@ class Generator:
         self._due = 0.0  # when the next request is
         self._random = Random(0)  # noqa: S311
         self._outcome = Outcome()
+        self._tls = client_context(plan.ca) if plan.ca else None
 
     def run(self) -> Outcome:
         plan, outcome = self._plan, self._outcome
@@ -215,6 +230,7 @@ class Generator:
             self._receive(min(wait, tick - now, ends - now))
         outcome.ended = monotonic()
         outcome.cpu_seconds = time.process_time() - cpu
+        self._count_overdue()
         self._take_last_answers()
         gc.enable()
         for connection in [*self._idle, *self._busy]:
@@ -238,6 +254,12 @@ class Generator:
             self._due += self._random.expovariate(self._plan.rate)
         return TICK_SECONDS
 
+    def _count_overdue(self) -> None:
+        """Requests that were due, and for which there was never a free connection."""
+        while self._plan.rate and self._due < self._outcome.ended:
+            self._outcome.overdue.append(self._outcome.ended - self._due)
+            self._due += self._random.expovariate(self._plan.rate)
+
     def _send(self, connection: Connection, due: float) -> None:
         number = self._next
         self._next = (number + 1) % len(self._requests)
@@ -250,7 +272,7 @@ class Generator:
     def _push(self, connection: Connection, rest: memoryview) -> None:
         try:
             rest = rest[connection.socket.send(rest) :]
-        except BlockingIOError:
+        except WOULD_BLOCK:
             pass
         except OSError as error:
             self._drop(connection, type(error).__name__)
@@ -272,9 +294,17 @@ class Generator:
                 self._read(connection)
 
     def _read(self, connection: Connection) -> None:
+        self._take(connection)
+        # What TLS has decrypted already makes no socket readable.
+        while self._tls is not None and connection.socket.fileno() >= 0:
+            if not connection.socket.pending():  # type: ignore[attr-defined]
+                return
+            self._take(connection)
+
+    def _take(self, connection: Connection) -> None:
         try:
             packet = connection.socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
+        except WOULD_BLOCK:
             return
         except OSError as error:
             self._drop(connection, type(error).__name__)
@@ -327,7 +357,9 @@ class Generator:
             made = socket.socket()
             try:
                 made.settimeout(self._plan.patience)
-                made.connect((HOST, self._plan.port))
+                made.connect((HOST, self._shared[PORT] or self._plan.port))
+                if self._tls is not None:
+                    made = self._tls.wrap_socket(made, server_hostname=HOST)
             except OSError as error:
                 made.close()
                 self._outcome.fail("no connection", str(error))

@@ -1,14 +1,19 @@
 """`dss serve` as an operator starts it, and what the system says of its processes."""
 
 import json
+import os
+import signal
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.bench import proc_stats, server
+from service.bench.http_reader import HOST
 from service.bench.server import ServerProcess
 
 # The models folder is looked at more often than usual, so that a scenario need not wait.
@@ -44,6 +49,12 @@ class Server(ServerProcess):
         self.process.terminate()
         return self.process.wait(seconds)
 
+    def kill(self) -> None:
+        """It and all that it started, at once."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def workers(self) -> list[int]:
         """The processes that hold connections, of a server with several."""
         return [pid for pid in self.pids()[1:] if client_ports(pid, self.port)]
@@ -68,11 +79,14 @@ def serving(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Server]:
     """A server, ready; at the end it and all that it started are gone."""
     folder.mkdir(parents=True, exist_ok=True)
     arguments = ("--drain-seconds", "0", *arguments)
-    with server.serving(models, folder / "log", *arguments, env=env, prefix=prefix) as started:
+    with server.serving(
+        models, folder / "log", *arguments, env=env, prefix=prefix, tls=tls
+    ) as started:
         yield Server(**vars(started))
 
 
@@ -84,6 +98,17 @@ def wait_until(condition: Callable[[], bool], words: str, seconds: float = 30.0)
             raise NeverHappened(f"It never came about that {words}.")
         time.sleep(POLL_SECONDS)
     return time.monotonic() - begun
+
+
+def until_replaced(server: Server, ended: int, workers: int) -> float:
+    """Seconds until as many workers as before hold connections that they were given since."""
+
+    def replaced() -> bool:
+        with socket.create_connection((HOST, server.port)):
+            found = server.workers()
+            return len(found) == workers and ended not in found
+
+    return wait_until(replaced, "a worker is replaced", 60.0)
 
 
 def client_ports(pid: int, port: int) -> set[int]:

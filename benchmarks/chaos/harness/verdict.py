@@ -63,6 +63,7 @@ class Figures:
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # the first failures, in words
     criteria: list[Criterion] = field(default_factory=list)
+    attacks: list[dict[str, Any]] = field(default_factory=list)  # beside ordinary traffic
 
     @property
     def passed(self) -> bool:

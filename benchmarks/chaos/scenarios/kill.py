@@ -2,16 +2,14 @@
 
 import os
 import signal
-import socket
 from contextlib import suppress
 from itertools import pairwise
 from time import monotonic
 
 from benchmarks.chaos.harness import bundles, known_requests
 from benchmarks.chaos.harness.load import Outcome, Plan, loading
-from benchmarks.chaos.harness.server_process import Server, client_ports, serving, wait_until
+from benchmarks.chaos.harness.server_process import Server, client_ports, serving, until_replaced
 from benchmarks.chaos.harness.verdict import Context, Figures
-from service.bench.http_reader import HOST
 
 TITLE = "kill -9 of a worker under load"
 WORKERS = 2
@@ -34,7 +32,7 @@ def run(context: Context) -> Figures:
                 killed |= client_ports(victim, server.port)
                 when.append(monotonic())
                 os.kill(victim, signal.SIGKILL)
-                at_strength.append(_until_replaced(server, victim))
+                at_strength.append(until_replaced(server, victim, WORKERS))
                 load.wait_for_answers(200)
             figures.rss_end = server.rss()
             _kill_helpers(server)
@@ -65,17 +63,6 @@ def run(context: Context) -> Figures:
         figures.require(f"{words}: at most {most:g}", seconds <= most, f"{seconds:.2f}")
     figures.require_flat_memory()
     return figures
-
-
-def _until_replaced(server: Server, victim: int) -> float:
-    """Seconds until as many workers as before hold connections that they were given since."""
-
-    def replaced() -> bool:
-        with socket.create_connection((HOST, server.port)):
-            workers = server.workers()
-            return len(workers) == WORKERS and victim not in workers
-
-    return wait_until(replaced, "the killed worker is replaced", 60.0)
 
 
 def _kill_helpers(server: Server) -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from benchmarks.chaos.harness.verdict import Context, Figures
 
+COST_ATTACKS = ("decoding", "long_calls", "tls_readers", "pipelining", "labels", "metrics")
 NAMES = (
     "fuzz",
     "schema",
@@ -19,15 +21,24 @@ NAMES = (
     "slow",
     "swaps",
     "overload",
+    *COST_ATTACKS,
+    "upgrade",
+    "memory_at_load",
+    "restart",
     "soak",
 )
 
 
 def title(name: str) -> str:
-    words: str = import_module(f"benchmarks.chaos.scenarios.{name}").TITLE
+    words: str = _module(name).TITLE
     return words
 
 
 def scenario(name: str) -> Callable[[Context], Figures]:
-    function: Callable[[Context], Figures] = import_module(f"benchmarks.chaos.scenarios.{name}").run
+    function: Callable[[Context], Figures] = _module(name).run
     return function
+
+
+def _module(name: str) -> ModuleType:
+    package = "cost_attacks" if name in COST_ATTACKS else "scenarios"
+    return import_module(f"benchmarks.chaos.{package}.{name}")

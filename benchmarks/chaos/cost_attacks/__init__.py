@@ -1,0 +1,1 @@
+"""Requests that cost more than they seem to, beside ordinary traffic; one kind a file."""
