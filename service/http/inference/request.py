@@ -56,9 +56,7 @@ class InferenceRequest(ObservedRequest):
 
     def admit(self) -> Target:
         """Refuses at once what there is no room for: its body is not even looked at."""
-        budget = self._state.budget
-        if budget.taken > budget.most:
-            budget.take(0)
+        self._state.budget.check()
         target = self.find_model()
         target.model.batcher.admit()
         return target
@@ -91,6 +89,7 @@ class InferenceRequest(ObservedRequest):
     def _encode(self, head: RequestHead, answer: Answered) -> Outcome:
         assert self._target is not None and self._asked is not None  # noqa: S101
         self._computed = perf_counter()
+        self._state.budget.check()  # other answers may have been written since it was admitted
         headers, content = self._handler.encode(head.head, self._asked, self._target, answer)
         headers.append((ID_HEADER, self.request_id))
         self._answer, self._bytes_out = answer, len(content)
