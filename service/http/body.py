@@ -40,6 +40,11 @@ class ByteBudget:
             raise TooManyBytes("The server holds as many bytes as it may; try again soon.")
         self.taken += size
 
+    def check(self) -> None:
+        """Raises TooManyBytes if nothing more may be held."""
+        if self.taken > self.most:
+            self.take(0)
+
     def give_back(self, size: int) -> None:
         self.taken -= size
 

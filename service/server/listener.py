@@ -13,6 +13,7 @@ from service.server.worker_process import WorkerProcess
 from service.settings import Settings
 from service.system import file_descriptors
 from service.system.file_descriptors import RateLimited
+from service.system.listening import accept_all, keep_out_new
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,17 @@ class Listener:
         for listening in self._sockets:
             asyncio.get_running_loop().remove_reader(listening)
 
+    def keep_out_new(self) -> None:
+        """Have clients come in that are connecting, and no others."""
+        for listening in self._sockets:
+            keep_out_new(listening)
+
     def close(self) -> None:
-        """The kernel refuses new connections from now on."""
+        """Deal out who has connected; the kernel refuses new connections from now on."""
         self.pause()
         for listening in self._sockets:
+            for connection in accept_all(listening):
+                self.deal(connection)
             listening.close()
         self._sockets = []
 

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 # Worker to supervisor: it has started (with its process id); it takes connections; its event loop
 # runs and it can answer; its event loop runs, but it has no model to answer with.
 STARTED, READY, HEARTBEAT, HEARTBEAT_NO_MODEL = b"b", b"r", b"h", b"e"
-# Supervisor to worker: take the connection that comes with it; stop as after SIGTERM; stop as after
-# SIGINT; stop at once.
-CONNECTION, TERMINATE, INTERRUPT, STOP_NOW = b"c", b"t", b"i", b"n"
+# Supervisor to worker: take the connection that comes with it; stop as after SIGTERM, once no more
+# connections come; no more come; stop as after SIGINT; stop at once.
+CONNECTION, TERMINATE, FINISH, INTERRUPT, STOP_NOW = b"c", b"t", b"f", b"i", b"n"
 
 HEARTBEAT_SECONDS = 0.25
 LONGEST_REQUEST = 256  # bytes of a WorkerRequest

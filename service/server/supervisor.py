@@ -23,6 +23,7 @@ from service.errors import ModelsFolderMissing, NotStarted
 from service.server.forkserver_client import ForkServer, become_subreaper
 from service.server.listener import Listener, listen
 from service.server.messages import (
+    FINISH,
     HEARTBEAT,
     HEARTBEAT_NO_MODEL,
     INTERRUPT,
@@ -39,6 +40,7 @@ from service.shared_state import folder as shared_folder
 from service.shared_state.worker_table import WorkerTable
 from service.system import cpu_quota, file_descriptors
 from service.system.file_descriptors import RateLimited
+from service.system.listening import CONNECTING_SECONDS
 from service.telemetry import logging_setup
 
 logger = logging.getLogger(__name__)
@@ -306,7 +308,8 @@ class Supervisor:
             if self._fork_server is not None:
                 self._fork_server.kill()
             drain = self._settings.drain_seconds if received == signal.SIGTERM else 0.0
-            loop.call_later(drain, self._listener.close)
+            loop.call_later(drain, self._listener.keep_out_new)
+            loop.call_later(drain + CONNECTING_SECONDS, self._stop_listening)
             loop.call_later(drain + self._settings.stop_seconds + LATE_SECONDS, self._kill_all)
         for worker in self._workers.values():
             if worker.ready_since is None:  # it has no connection to finish
@@ -315,6 +318,12 @@ class Supervisor:
                 self._stop_worker(worker, received, at_once=again)
         if not self._workers:
             self._ended.set()
+
+    def _stop_listening(self) -> None:
+        self._listener.close()
+        for worker in self._workers.values():
+            with contextlib.suppress(OSError):  # it is ending, or will not wait for ever
+                worker.channel.send(FINISH)
 
     def _stop_worker(
         self, worker: WorkerProcess, received: signal.Signals, *, at_once: bool

@@ -15,15 +15,16 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from prometheus_client import CollectorRegistry
 
 from service import settings
 from service.errors import DSSError
 from service.http.app import Application, create_app
-from service.http.auth.tls import HANDSHAKE_SECONDS
 from service.server.messages import (
     CONNECTION,
+    FINISH,
     HEARTBEAT,
     HEARTBEAT_NO_MODEL,
     HEARTBEAT_SECONDS,
@@ -46,7 +47,7 @@ from service.telemetry.metrics.registry import Metrics
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKES_SECONDS = 1.0  # at the end, for connections whose TLS handshake is under way
+LATE_SECONDS = 5.0  # how much longer than it should take to hear that no connection comes any more
 
 
 def run(config: WorkerConfig, request: WorkerRequest, channel: socket.socket) -> None:
@@ -87,7 +88,6 @@ class WorkerServer(Server):
         self._replaces = replaces
         self._last_heartbeat = b""
         self.orphaned = False  # the supervisor has died
-        self._opening: set[asyncio.Task[object]] = set()  # connections
         self._lost_connections = RateLimited()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,11 +116,6 @@ class WorkerServer(Server):
             pass
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
-        if self._opening:
-            # A client that is slow in its TLS handshake has sent no request yet.
-            _, slow = await asyncio.wait(self._opening, timeout=HANDSHAKES_SECONDS)
-            for task in slow:
-                task.cancel()
         await super().shutdown(sockets)
 
     def _keep_beating(self) -> None:
@@ -162,6 +157,8 @@ class WorkerServer(Server):
             logger.error("A connection is lost: this process has no file descriptor left for it.")
         if message in (TERMINATE, INTERRUPT, STOP_NOW):
             self._stop(message)
+        if message == FINISH:
+            self._serve_until = 0.0
         if not message and not self.orphaned:
             self.orphaned = True
             asyncio.get_running_loop().remove_reader(self._channel)
@@ -172,27 +169,7 @@ class WorkerServer(Server):
         """As after a signal; if this process has received that signal too, it counts once."""
         if not self.should_exit:
             self.handle_exit(signal.SIGTERM if message == TERMINATE else signal.SIGINT, None)
+        if message == TERMINATE:
+            self._serve_until = monotonic() + self._drain_seconds + LATE_SECONDS  # until FINISH
         if message == STOP_NOW:
             self.handle_exit(signal.SIGINT, None)
-
-    def _take(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        task = asyncio.create_task(self._open_connection(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    async def _open_connection(self, connection: socket.socket) -> None:
-        tls = self.config.ssl
-        with contextlib.suppress(OSError):  # the client has left, or the handshake failed
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
-                connection,
-                ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
-            )
-
-    def _protocol(self) -> asyncio.Protocol:
-        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -68,9 +69,17 @@ def running(
 
 @contextmanager
 def in_thread(
-    app: Application, *, access_log: bool = False, timeout_keep_alive: int = 75
+    app: Application,
+    *,
+    access_log: bool = False,
+    timeout_keep_alive: int = 75,
+    loop: Literal["uvloop", "asyncio"] = "uvloop",
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
 ) -> Iterator[httpx.Client]:
-    """The application under uvicorn in this process, for tests that hold its engine's strings."""
+    """The application under uvicorn in this process, for tests that hold its engine's strings.
+
+    `tls` are the contexts of the server and of the client.
+    """
     port = free_port()
     config = uvicorn.Config(
         app,
@@ -78,6 +87,8 @@ def in_thread(
         http=app.connection,
         log_config=None,
         access_log=access_log,
+        loop=loop,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls[0],
         timeout_keep_alive=timeout_keep_alive,
         timeout_graceful_shutdown=10,
     )
@@ -86,7 +97,9 @@ def in_thread(
     thread.start()
     try:
         wait_until(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        scheme, verify = ("http", True) if tls is None else ("https", tls[1])
+        url = f"{scheme}://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=30, verify=verify) as client:
             yield client
     finally:
         server.should_exit = True

@@ -61,9 +61,7 @@ class InferenceRequest(ObservedRequest):
 
     def admit(self) -> Target:
         """Refuses at once what there is no room for: its body is not even looked at."""
-        budget = self._state.budget
-        if budget.taken > budget.most:
-            budget.take(0)
+        self._state.budget.check()
         target = self.find_model()
         target.model.batcher.admit()
         return target
@@ -125,16 +123,21 @@ class InferenceRequest(ObservedRequest):
 
     async def _encode_large(self, head: RequestHead, answer: Answered) -> Outcome:
         assert self._target is not None and self._asked is not None  # noqa: S101
-        pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
         size = answer.classes.size * self._target.json_bytes
-        headers, content = await self._state.pieces.run(pieces, size, self.arrived + head.seconds)
-        return self._succeed(answer, headers, content)
+        self._state.budget.take(size)  # other answers may have been written since it was admitted
+        try:
+            pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
+            encoded = self._state.pieces.run(pieces, size, self.arrived + head.seconds)
+            return self._succeed(answer, *await encoded)
+        finally:
+            self._state.budget.give_back(size)
 
     def _encode(self, head: RequestHead, answer: Answered) -> "Outcome | Pending":
         assert self._target is not None and self._asked is not None  # noqa: S101
         self._computed = perf_counter()
         if answer.classes.size > LARGE_ANSWER:
             return asyncio.ensure_future(self._encode_large(head, answer))
+        self._state.budget.check()  # other answers may have been written since it was admitted
         headers, content = self._handler.encode(head.head, self._asked, self._target, answer)
         return self._succeed(answer, headers, content)
 

@@ -17,8 +17,11 @@ from service.http.state import AppState
 
 HEADS_KEPT = 256
 LONGEST_HEAD = 2048
-# A head with several of one of these stays unknown: the last would stand for all.
-VARYING = re.compile(rb"\r\n(x-request-id|traceparent|tracestate): ?([^\r\n]*)", re.IGNORECASE)
+# A head with several of one of these stays unknown: the last would stand for all. So does one with
+# a byte that no header may have, since a line is cut out only up to there.
+VARYING = re.compile(
+    rb"\r\n(x-request-id|traceparent|tracestate):([\t\x20-\x7e\x80-\xff]*)", re.IGNORECASE
+)
 # A request with one of these asks for more than an answer.
 UNUSUAL = {b"expect", b"origin", b"transfer-encoding", b"upgrade"}
 
@@ -50,7 +53,7 @@ class HeadCache:
         known, trace = self._known.get(head), NO_TRACE_HEADERS
         if known is None and len(head) <= LONGEST_HEAD:
             lines = VARYING.findall(head)
-            found = {name.lower(): value for name, value in lines}
+            found = {name.lower(): value.strip(b" \t") for name, value in lines}
             if found and len(found) == len(lines):
                 known = self._known.get(VARYING.sub(b"", head))
                 trace = TraceHeaders(

@@ -22,7 +22,7 @@ END = b"\r\n\r\n"  # of a request head, and of a body in chunks
 # The parser is given so much at once, and so often in one turn, of a head or of a body in chunks:
 # any number of headers or chunks may be in it. A body of known length is one piece.
 PIECE_BYTES = 4096
-PIECES_A_TURN = 4
+PIECES_A_TURN = 2
 # A client that has ended its side of the connection has left, or waits for its answer. It is
 # answered if that takes no longer than this.
 HALF_CLOSED_SECONDS = 2.0
@@ -165,7 +165,7 @@ class SequentialConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # what comes after a body in chunks is no header
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # the parser cuts off only what leads
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -1,0 +1,8 @@
+import pytest
+from helpers.connection_ways import WAYS, Way
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way.loop}-{'cache' if way.head_cache else 'none'}")
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
+    return found
