@@ -125,6 +125,10 @@ class FileUnreadable(BundleError):
     """The system refuses to read a file, or has no memory for it."""
 
 
+class NoRoom(BundleError):
+    """Loading the bundle would take more memory than is left now."""
+
+
 class ChecksumWrong(BundleError):
     pass
 

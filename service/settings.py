@@ -155,6 +155,8 @@ class RepositorySettings(BaseModel):
     poll_seconds: NonNegativeFloat = 2.0  # how often it is scanned; 0: only on request
     # How many of a model's newest good versions stay loaded, besides those with aliases; 0: all.
     keep_versions: NonNegativeInt = 2
+    # Refuse a version, until there is room, that needs more memory than is left to load it.
+    check_memory: bool = True
 
 
 class Key(BaseModel):

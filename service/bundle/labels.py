@@ -1,6 +1,7 @@
 """Class labels: labels.txt, one label a line."""
 
 from collections.abc import Sequence
+from io import BytesIO, TextIOWrapper
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from service.bundle.format import LABELS
 from service.errors import LabelsWrong
 
 LONGEST_LABEL = 4096  # bytes of UTF-8
-LABELS_AT_ONCE = 2**16  # labels whose bytes are counted together
+LABELS_AT_ONCE = 1024  # labels whose bytes are counted together
 
 
 def encode(labels: Sequence[str], n_classes: int) -> bytes:
@@ -30,8 +31,10 @@ def decode(content: bytes, n_classes: int) -> tuple[str, ...]:
     if lines != n_classes:  # before a file of line breaks becomes that many strings
         raise LabelsWrong(f"{LABELS} has {lines} lines for {n_classes} classes.")
     _check_lengths(content)
+    # Line by line: as one text all of it would be as wide as its widest character.
+    text = TextIOWrapper(BytesIO(content or b"\n"), encoding="utf-8", newline="\n")
     try:
-        return tuple(content.decode().removesuffix("\n").split("\n"))
+        return tuple(line.removesuffix("\n") for line in text)
     except UnicodeDecodeError as error:
         raise LabelsWrong(f"{LABELS} is not UTF-8 text.") from error
 
@@ -63,8 +66,8 @@ def _json_bytes_most(labels: Sequence[str]) -> int:
     written = JSON_BYTES[np.frombuffer(("\n".join(labels) + "\n").encode(), np.uint8)]
     ends = np.flatnonzero(written == 0)
     written[ends] = 2
-    total = np.cumsum(written, dtype=np.int64)[ends]
-    return int(np.diff(total, prepend=0).max())
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return int(np.add.reduceat(written, starts, dtype=np.int64).max())
 
 
 def _json_bytes() -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -40,13 +40,21 @@ from service.bundle.snapshots import Snapshot
 LARGEST_FILE = 2**31 - 1
 
 
-def read(path: Path, snapshot: Snapshot = snapshots.private_copy, *, head: bool = False) -> Bundle:
+def read(
+    path: Path,
+    snapshot: Snapshot = snapshots.private_copy,
+    *,
+    head: bool = False,
+    manifest: Manifest | None = None,
+) -> Bundle:
     """Reads and verifies a bundle; every way it can be wrong is a BundleError of its own.
 
     No file stays open: changing or deleting the files afterwards changes no answer. A head is as
-    large as all experts or larger, so it is only read with `head=True`.
+    large as all experts or larger, so it is only read with `head=True`. The manifest is given if
+    it was read already.
     """
-    manifest = read_manifest(path)
+    if manifest is None:
+        manifest = read_manifest(path)
     wanted = {
         name: entry
         for name, entry in manifest.files.items()

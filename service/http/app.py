@@ -45,6 +45,7 @@ from service.repository.desired_state import DesiredStateStore, LocalStateStore,
 from service.repository.loader import Loader
 from service.repository.manager import ModelManager
 from service.repository.model import EngineFactory, open_model
+from service.repository.room import UNCHECKED, LocalRoom, Room, SharedRoom
 from service.settings import Settings
 from service.shared_state import worker_table
 from service.system import cpu_quota, file_watch
@@ -186,9 +187,11 @@ def _manager(
     if shared is None:
         board: DesiredStateStore = LocalStateStore()
         snapshot: Snapshot = snapshots.private_copy
+        room: Room = LocalRoom()
     else:
         board = SharedStateStore(shared, metrics.counters, partial(worker_table.read, shared))
         snapshot = SharedSnapshots(shared / "snapshots")
+        room = SharedRoom(shared, settings.workers)
     opener = partial(
         open_model,
         settings=settings,
@@ -196,6 +199,7 @@ def _manager(
         engine_factory=engine_factory,
         threads=threads,
         snapshot=snapshot,
+        room=room if settings.repository.check_memory else UNCHECKED,
     )
     loader = Loader(opener, repository, metrics, settings.repository.keep_versions)
     return ModelManager(

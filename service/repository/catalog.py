@@ -63,7 +63,8 @@ class Repository:
     def __init__(self, default_model: str | None = None) -> None:
         self._default_model = default_model
         self._catalog: Catalog | None = None
-        self.loading: tuple[str, int] | None = None  # the version that is being loaded now
+        # The versions that were tried since the last switch: what becomes of them is not shown yet.
+        self.loading: frozenset[tuple[str, int]] = frozenset()
         self.on_switch: list[Callable[[], None]] = []  # called after every switch
 
     @property
@@ -107,12 +108,14 @@ class Repository:
         raise VersionNotFound(_why_not(entry, version, number))
 
     def listed(self, entry: Entry) -> list[int]:
-        """All known versions, also the one that is being loaded, newest first."""
+        """All known versions, also those that are being loaded, newest first."""
         versions = {*entry.versions, *entry.refused, *entry.idle}
-        loading = self.loading
-        if loading is not None and loading[0] == entry.name:
-            versions.add(loading[1])
+        versions |= {version for name, version in self.loading if name == entry.name}
         return sorted(versions, reverse=True)
+
+    def forget_tried(self, *names: str) -> None:
+        """What became of these models' versions is shown now."""
+        self.loading = frozenset(tried for tried in self.loading if tried[0] not in names)
 
     def switch(self, entries: Mapping[str, Entry | None]) -> list[Model]:
         """Serve these entries, and stop serving those that are None. Returns the models that no
@@ -121,6 +124,7 @@ class Repository:
         changed = {**before.entries, **entries}
         kept = {name: entry for name, entry in sorted(changed.items()) if entry is not None}
         self._catalog = Catalog(kept)
+        self.forget_tried(*entries)
         serving = {id(model) for model in self._catalog.models()}
         for notify in self.on_switch:
             notify()

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from service.bundle.manifest import read_manifest
-from service.errors import DSSError, FileUnreadable
+from service.errors import DSSError, FileUnreadable, NoRoom
 from service.repository import folder, version_labels
 from service.repository.catalog import Entry, Repository
 from service.repository.folder import FileStamps, ModelFolder, Stamp
@@ -226,19 +226,19 @@ class Loader:
     def _open_or_refuse(
         self, name: str, version: int, path: Path, before: str | None
     ) -> "Model | Refusal":
-        self._repository.loading = (name, version)
+        self._repository.loading |= {(name, version)}
         started = perf_counter()
         try:
             model = self._open(name, version, path)
         except Exception as error:
             self._metrics.versions.load_ended(name, "refused")
             refusal = _refusal(error)
+            if isinstance(error, NoRoom) and before and _needs(before) == _needs(refusal.reason):
+                refusal = Refusal(before, lasting=False)  # only what is left has changed
             if refusal.reason != before:
                 trace = None if isinstance(error, DSSError) else error
                 logger.error("Refused %s/%d: %s", name, version, refusal.reason, exc_info=trace)
             return refusal
-        finally:
-            self._repository.loading = None
         seconds = perf_counter() - started
         self._metrics.versions.load_ended(name, "loaded")
         self._metrics.versions.show_seconds(name, version, seconds)
@@ -292,7 +292,8 @@ def _aliases(found: ModelFolder, before: Entry) -> tuple[Aliases, Mapping[str, s
 
 def _refusal(error: Exception) -> Refusal:
     if isinstance(error, DSSError):
-        return Refusal(_bounded(str(error)), lasting=not isinstance(error, FileUnreadable))
+        passing = isinstance(error, FileUnreadable | NoRoom)
+        return Refusal(_bounded(str(error)), lasting=not passing)
     if isinstance(error, OSError) and error.strerror:
         return Refusal(f"The bundle cannot be read: {error.strerror}.", lasting=False)
     if isinstance(error, MemoryError):
@@ -305,6 +306,11 @@ def _bounded(reason: str) -> str:
     if len(reason) <= LONGEST_REASON:
         return reason
     return f"{reason[: LONGEST_REASON - 1]}…"
+
+
+def _needs(no_room: str) -> str:
+    """What loading needs, without what is left, which changes all the time."""
+    return no_room.partition(",")[0]
 
 
 def _has_same_manifest(path: Path, loaded: Model) -> bool:

@@ -154,6 +154,7 @@ class ModelManager:
                 self._write_aliases(found.path, lambda current: {**current, alias: version})
             except LabelNotMoved:
                 self._loader.forget_folder(name)
+                self._repository.forget_tried(name)
                 self._retire(entry.versions.values(), serving=before.versions.values())
                 raise
             self._switch(name, entry)
@@ -232,6 +233,7 @@ class ModelManager:
     def _switch(self, name: str, entry: Entry | None) -> None:
         before = self._repository.catalog.entries.get(name)
         if entry == before:
+            self._repository.forget_tried(name)
             return
         retired = self._repository.switch({name: entry})
         self._update_metrics({} if before is None else {name: before}, {name: entry})

@@ -15,9 +15,12 @@ from service.batching.queue import QueueLimits
 from service.batching.threads import EngineThreads
 from service.bundle import Bundle, Manifest, snapshots
 from service.bundle.labels import json_bytes_most
+from service.bundle.manifest import read_manifest
 from service.bundle.snapshots import Snapshot
 from service.errors import AnswersNotFinite
 from service.repository.class_index import ClassIndex
+from service.repository.load_memory import load_bytes
+from service.repository.room import UNCHECKED, Room
 from service.settings import Settings
 from service.telemetry.metrics import shadow
 from service.telemetry.metrics.model import ModelMetrics
@@ -76,10 +79,28 @@ def open_model(
     engine_factory: EngineFactory,
     threads: EngineThreads,
     snapshot: Snapshot = snapshots.private_copy,
+    room: Room = UNCHECKED,
 ) -> Model:
-    """Read a bundle, build its engine and warm it up. The engine keeps what it needs of it."""
+    """Read a bundle if there is memory for it, build its engine and warm it up. The engine keeps
+    what it needs of it."""
     rate = settings.shadow.rate
-    opened = bundle.read(path, snapshot, head=rate > 0)
+    manifest = read_manifest(path)
+    needed = load_bytes(manifest, settings.engine.backend, head=rate > 0)
+    with room.admitted(manifest.checksum, needed):
+        opened = bundle.read(path, snapshot, head=rate > 0, manifest=manifest)
+        return _open(name, version, opened, settings, metrics, engine_factory, threads)
+
+
+def _open(
+    name: str,
+    version: int,
+    opened: Bundle,
+    settings: Settings,
+    metrics: Metrics,
+    engine_factory: EngineFactory,
+    threads: EngineThreads,
+) -> Model:
+    rate = settings.shadow.rate
     engine = engine_factory(opened, settings.engine.threads)
     known = _known_rows(opened)
     _check_answers(engine, known)

@@ -33,7 +33,7 @@ from service.http.auth.tls import HANDSHAKE_SECONDS
 from service.http.inference.connection.sequential import SequentialConnection
 from service.server.watchdog import Watchdog
 from service.settings import Settings
-from service.system import cpu_quota, file_descriptors, memory
+from service.system import cpu_quota, file_descriptors, malloc
 from service.system.listening import CONNECTING_SECONDS, accept_all, keep_out_new
 from service.telemetry import logging_setup
 
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
-        memory.return_large_blocks()
+        malloc.return_large_blocks()
         await super().startup(sockets)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 

@@ -1,1 +1,1 @@
-"""The machine underneath: CPUs, file descriptors, watched files."""
+"""The machine underneath: CPUs, memory, file descriptors, watched files."""

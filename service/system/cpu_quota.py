@@ -6,9 +6,11 @@ used up its share. Threads beyond that share only take turns being stopped.
 
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-ROOT = Path("/")
+from service.system import cgroups
+
+ROOT = cgroups.ROOT
 
 
 def allowed(root: Path = ROOT, present: int | None = None) -> float:
@@ -38,49 +40,20 @@ def summary(workers: int, threads: int | None) -> str:
 
 def quotas(root: Path = ROOT) -> Iterator[float]:
     """Every limit on this process's control groups and on the groups that they are in."""
-    mount = root / "sys/fs/cgroup"
-    for controllers, path in _groups(root / "proc/self/cgroup"):
-        if controllers == [""]:  # version 2; `unified` where version 1 is there as well
-            for place in (mount, mount / "unified"):
-                yield from filter(None, map(_quota_v2, _upwards(place, path)))
-        elif "cpu" in controllers:
-            for place in {mount / "cpu", mount / ",".join(controllers)}:
-                yield from filter(None, map(_quota_v1, _upwards(place, path)))
-
-
-def _groups(file: Path) -> Iterator[tuple[list[str], PurePosixPath]]:
-    """Lines such as `0::/system.slice/a.service` and `4:cpu,cpuacct:/docker/1f`."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        yield controllers.split(","), PurePosixPath(path)
-
-
-def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
-    """A group's folder and those above it.
-
-    In a container the path may be the host's while what is mounted is the container's own group;
-    then only the last of these is there.
-    """
-    below = path.relative_to("/")
-    if ".." not in below.parts:
-        for part in (below, *below.parents):
-            if part != PurePosixPath("."):
-                yield mount / part
-    yield mount
+    yield from filter(None, map(_quota_v2, cgroups.folders_v2(root)))
+    yield from filter(None, map(_quota_v1, cgroups.folders_v1("cpu", root)))
 
 
 def _quota_v2(group: Path) -> float | None:
     """`cpu.max` is `max 100000` or `150000 100000`: microseconds of each period."""
-    words = _read(group / "cpu.max").split()
+    words = cgroups.read(group / "cpu.max").split()
     return _ratio(words[0], words[1]) if len(words) == 2 else None
 
 
 def _quota_v1(group: Path) -> float | None:
-    return _ratio(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
+    return _ratio(
+        cgroups.read(group / "cpu.cfs_quota_us"), cgroups.read(group / "cpu.cfs_period_us")
+    )
 
 
 def _ratio(quota: str, period: str) -> float | None:
@@ -89,13 +62,6 @@ def _ratio(quota: str, period: str) -> float | None:
     except ValueError:  # `max`, or no such file
         return None
     return used / of if used > 0 and of > 0 else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
 
 
 def usable_cpus() -> int:

@@ -13,6 +13,7 @@ from service.repository.desired_state import LocalStateStore
 from service.repository.loader import Loader
 from service.repository.manager import ModelManager
 from service.repository.model import EngineFactory, Model, open_model
+from service.repository.room import UNCHECKED, Room
 from service.settings import Settings
 from service.telemetry.metrics.registry import Metrics
 
@@ -27,6 +28,7 @@ class Kept:
         *,
         keep_versions: int = 2,
         engine_factory: EngineFactory = Engine,
+        room: Room = UNCHECKED,
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.repository = Repository(default_model)
@@ -37,6 +39,7 @@ class Kept:
             settings=Settings(),
             metrics=self.metrics,
             engine_factory=engine_factory,
+            room=room,
             threads=self.threads,
         )
 

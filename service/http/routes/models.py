@@ -1,5 +1,6 @@
 """What models and versions there are, and versions' aliases (`labels` in paths and fields)."""
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -82,7 +83,9 @@ def _is_default(state: AppState, entry: Entry) -> bool:
         return False
 
 
-def _found(entry: Entry, version: int, loading: tuple[str, int] | None) -> schemas.FoundVersion:
+def _found(
+    entry: Entry, version: int, loading: Collection[tuple[str, int]]
+) -> schemas.FoundVersion:
     reason = entry.refused.get(version)
     if version in entry.versions:
         if version in entry.gone:
@@ -90,7 +93,7 @@ def _found(entry: Entry, version: int, loading: tuple[str, int] | None) -> schem
         elif reason is not None:
             reason = f"Its bundle was replaced, and the new one refused: {reason}"
         return schemas.FoundVersion(version=version, state="loaded", reason=reason)
-    if (entry.name, version) == loading:
+    if (entry.name, version) in loading:
         return schemas.FoundVersion(version=version, state="loading")
     if reason is not None:
         return schemas.FoundVersion(version=version, state="refused", reason=reason)

@@ -89,7 +89,7 @@ def _index(repository: Repository, entry: Entry) -> Iterator[V2IndexEntry]:
         reason = None
         if version in entry.versions:
             state = "READY"
-        elif (entry.name, version) == repository.loading:
+        elif (entry.name, version) in repository.loading:
             state = "LOADING"
         else:
             reason = entry.refused.get(version) or ("unloaded" if entry.unloaded else "not loaded")

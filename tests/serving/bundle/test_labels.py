@@ -51,6 +51,23 @@ def test_a_label_longer_than_is_possible(folder: Path) -> None:
         bundle.read(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        (b"", ("",)),
+        (b"\n", ("",)),
+        (b"a", ("a",)),
+        (b"a\nb", ("a", "b")),
+        (b"a\nb\n", ("a", "b")),
+        (b"a\n\n", ("a", "")),
+        (b"\n\n", ("", "")),
+        ("a\rb\u2028c\x0bd\n\te".encode(), ("a\rb\u2028c\x0bd", "\te")),
+    ],
+)
+def test_a_label_is_a_line(content: bytes, labels: tuple[str, ...]) -> None:
+    assert class_labels.decode(content, len(labels)) == labels
+
+
 def test_half_a_character_is_no_label(folder: Path) -> None:
     with pytest.raises(errors.LabelsWrong, match="lone surrogate"):
         class_labels.encode(["\ud800"] * N_CLASSES, N_CLASSES)

@@ -5,7 +5,7 @@ import gc
 import os
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from helpers.model_manager import Kept
 from helpers.tiny_bundle import write_tiny
 
 from service.engine import Engine
-from service.repository.catalog import ModelNotFound, VersionNotFound
+from service.repository.catalog import Entry, ModelNotFound, VersionNotFound
 from service.repository.manager import LoadFailed
+from service.repository.model import Model
 from service.repository.version_labels import LabelNotMoved
 
 # --- following the folder --------------------------------------------------------------------
@@ -57,6 +58,27 @@ def test_the_reason_of_a_refusal_has_a_length_limit(
     )
     reason = kept().load().entry("tiny").refused[2]
     assert len(reason) == 500 and reason.endswith("…")
+
+
+def test_refused_versions_are_listed_at_every_moment(
+    folder: Path, kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the refusal and the switch that shows it they still count as being loaded."""
+    write_tiny(folder / "tiny" / "1")
+    found = kept().load()
+    for version in (2, 3):
+        (write_tiny(folder / "tiny" / str(version)).path / "gate.onnx").write_bytes(b"")
+    repository, switch, listed = found.repository, found.repository.switch, []
+
+    def listing_switch(entries: Mapping[str, Entry | None]) -> list[Model]:
+        listed.append(repository.listed(found.entry("tiny")))
+        return switch(entries)
+
+    monkeypatch.setattr(repository, "switch", listing_switch)
+    asyncio.run(found.look())
+    assert listed == [[3, 2, 1]]
+    assert list(found.entry("tiny").refused) == [3, 2]
+    assert not repository.loading
 
 
 def test_a_new_version_takes_over_and_the_oldest_is_let_go(
