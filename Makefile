@@ -3,23 +3,32 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP) --constraint constraints.txt
+# What is served with is checked by its hash; HASHES= leaves that out, for an index with files of its own.
+HASHES := --require-hashes
+REQUIREMENTS := deploy/requirements
 
-.PHONY: install serve test kserve check format bench bench-http demo figures chaos dashboard dashboard-picture explorer-picture image-test
+.PHONY: install serve test kserve check requirements sbom format bench bench-http demo figures chaos dashboard dashboard-picture explorer-picture image-test
 
 install: $(VENV)/.serve
 
 # The serving part only: no torch.
-$(VENV)/.serve: pyproject.toml constraints.txt
+$(VENV)/.serve: pyproject.toml constraints.txt $(REQUIREMENTS)/service.txt $(REQUIREMENTS)/build.txt
 	$(PYTHON) -m venv $(VENV)
+ifdef HASHES
+	$(PIP) $(HASHES) --requirement $(REQUIREMENTS)/service.txt --requirement $(REQUIREMENTS)/build.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+else
 	$(INSTALL) --editable .
+endif
 	$(BIN)/python -m service.engine.kernels # compiles the engine's loops, once
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
 	# Compiles what is rarely served, but tested, while packages are downloaded.
 	$(BIN)/python -m service.engine.kernels --all & compiling=$$!; \
-	$(INSTALL) --editable '.[train,baselines,otel,dev]' && wait $$compiling
+	$(INSTALL) --editable '.[train,baselines,otel,signing,dev]' && wait $$compiling
 	touch $@
 
 serve: $(VENV)/.serve
@@ -47,6 +56,13 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+
+# After a change of constraints.txt or of a dependency: hashes of what is served with, then its bill of materials.
+requirements: $(VENV)/.dev
+	$(BIN)/python -m deploy.requirements
+
+sbom: $(VENV)/.dev
+	$(BIN)/python -m deploy.requirements.sbom
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix

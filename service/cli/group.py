@@ -27,7 +27,7 @@ START = (
 )
 SECTIONS = {
     "Commands": (
-        *("train", "export", "verify", "inspect", "evaluate", "report"),
+        *("train", "export", "verify", "sign", "inspect", "evaluate", "report"),
         *("serve", "query", "bench"),
     ),
     "Research": ("compare", "task"),

@@ -2,7 +2,7 @@
 
 import click
 
-from service.cli.bundles import inspect, verify
+from service.cli.bundles import inspect, sign, verify
 from service.cli.completion import NAME, completion
 from service.cli.group import CommandGroup
 from service.cli.keys import keys
@@ -21,7 +21,7 @@ def cli() -> None:
     """Train a doubly sparse softmax and serve its top-k."""
 
 
-for command in (serve, query, keys, verify, inspect, completion):
+for command in (serve, query, keys, verify, sign, inspect, completion):
     cli.add_command(command)
 
 
