@@ -141,6 +141,15 @@ def _grows_too_large(most: int, packed: int) -> BodyGrowsTooLarge:
     )
 
 
+def compressed_parts(
+    parts: list[bytes], coding: Coding | None, headers: list[Header]
+) -> Generator[None, None, list[bytes]]:
+    """The same for content that comes in parts."""
+    if coding is None or sum(map(len, parts)) > LONGEST:
+        return parts
+    return [(yield from compressed(b"".join(parts), coding, headers))]
+
+
 def compressed(
     content: bytes, coding: Coding, headers: list[Header]
 ) -> Generator[None, None, bytes]:

@@ -88,9 +88,12 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 async def _send(outcome: Outcome, send: Send) -> None:
-    status, headers, content = outcome
+    status, headers, content, more = outcome
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    for part in (content, *more):
+        await send({"type": "http.response.body", "body": part, "more_body": bool(more)})
+    if more:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_early(outcome: Outcome, receive: Receive, send: Send) -> None:
@@ -99,7 +102,7 @@ async def _send_early(outcome: Outcome, receive: Receive, send: Send) -> None:
     Closing with bytes unread makes TCP reset the connection, which can cost the client the answer
     it has not read yet. So the rest of the body is thrown away for a moment first.
     """
-    status, headers, content = outcome
+    status, headers, content, _ = outcome
     headers = [*headers, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": True})

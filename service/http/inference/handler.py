@@ -18,6 +18,7 @@ from service.http import codecs, compression
 from service.http.codecs import Bounds, InvalidField
 from service.http.compression import Coding
 from service.http.inference.routes import Place
+from service.http.large_answers import Parts
 from service.http.pieces import PIECE_BYTES, Pieces
 from service.http.state import AppState
 from service.repository.catalog import Catalog
@@ -117,7 +118,7 @@ class InferenceHandler(ABC, Generic[HeadT]):
     @abstractmethod
     def encode_large(
         self, head: HeadT, asked: Asked, target: Target, answer: Answered
-    ) -> Pieces[tuple[list[Header], bytes]]:
+    ) -> Pieces[tuple[list[Header], Parts]]:
         """The same in pieces."""
 
     def body_at_once(self, head: HeadT, body: bytes) -> bytes | None:

@@ -8,6 +8,7 @@ from service.http import codecs, compression, large_answers, large_bodies
 from service.http.codecs import Bounds, Decoder, Encoder
 from service.http.compression import Coding
 from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.large_answers import Parts
 from service.http.pieces import Pieces, at_once
 from service.http.state import AppState
 from service.topk import Answered
@@ -97,16 +98,15 @@ class NativeHandler(InferenceHandler[NativeHead]):
 
     def encode_large(
         self, head: NativeHead, asked: Asked, target: Target, answer: Answered
-    ) -> Pieces[tuple[list[Header], bytes]]:
+    ) -> Pieces[tuple[list[Header], Parts]]:
         del asked
         format_ = head[0]
         encode = large_answers.ENCODERS[format_.answer_type]
-        content = yield from encode(target.model.source, answer)
+        parts = yield from encode(target.model.source, answer)
         headers = [target.model_header, target.version_header, format_.header]
-        if format_.answer_coding is not None:
-            content = yield from compression.compressed(content, format_.answer_coding, headers)
-        headers.append((b"content-length", b"%d" % len(content)))
-        return headers, content
+        parts = yield from compression.compressed_parts(parts, format_.answer_coding, headers)
+        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+        return headers, parts
 
     def _format(self, preferences: Preferences) -> Format:
         content_type, content_encoding, accept, accept_encoding = preferences

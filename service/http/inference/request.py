@@ -6,6 +6,7 @@ known already. Nothing is awaited here.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -25,11 +26,12 @@ class Outcome(NamedTuple):
     status: int
     headers: list[Header]
     content: bytes
+    more: Sequence[bytes] = ()  # of the content
 
 
 Pending = asyncio.Future[Any]  # of an Answered, or of an Outcome
 
-LARGE_ANSWER = 4096  # rows times k: is encoded in pieces
+LARGE_ANSWER = 131_072  # bytes in JSON, at most: is encoded in pieces
 
 
 class InferenceRequest(ObservedRequest):
@@ -128,25 +130,28 @@ class InferenceRequest(ObservedRequest):
         try:
             pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
             encoded = self._state.pieces.run(pieces, size, self.arrived + head.seconds)
-            return self._succeed(answer, *await encoded)
+            headers, (first, *more) = await encoded
+            return self._succeed(answer, headers, first, more)
         finally:
             self._state.budget.give_back(size)
 
     def _encode(self, head: RequestHead, answer: Answered) -> "Outcome | Pending":
         assert self._target is not None and self._asked is not None  # noqa: S101
         self._computed = perf_counter()
-        if answer.classes.size > LARGE_ANSWER:
+        if answer.classes.size * self._target.json_bytes > LARGE_ANSWER:
             return asyncio.ensure_future(self._encode_large(head, answer))
         self._state.budget.check()  # other answers may have been written since it was admitted
         headers, content = self._handler.encode(head.head, self._asked, self._target, answer)
         return self._succeed(answer, headers, content)
 
-    def _succeed(self, answer: Answered, headers: list[Header], content: bytes) -> Outcome:
+    def _succeed(
+        self, answer: Answered, headers: list[Header], content: bytes, more: Sequence[bytes] = ()
+    ) -> Outcome:
         headers.append((ID_HEADER, self.request_id))
-        self._answer, self._bytes_out = answer, len(content)
+        self._answer, self._bytes_out = answer, len(content) + sum(map(len, more))
         finished = self.count(self._place.route.template, "POST", 200)
         self.record(200, finished)
-        return Outcome(200, headers, content)
+        return Outcome(200, headers, content, more)
 
     def fail(self, error: Exception) -> Outcome:
         """What is sent to a client whose request failed."""

@@ -25,6 +25,7 @@ from service.http.codecs import (
 )
 from service.http.compression import Coding
 from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.large_answers import Parts
 from service.http.pieces import Pieces, at_once
 from service.repository.model import Model
 from service.topk import Answered
@@ -37,6 +38,7 @@ INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
 }
 DATATYPES = {"classes": "INT64", "log_probs": "FP32", "experts": "INT64", "gates": "FP32"}
 BYTES = {"INT64": 8, "FP32": 4}
+GAP = b"\0"  # stands in JSON for what is put there later; never there otherwise
 BINARY_BYTES = 12  # of a class and its log-probability
 JSON_HEADER = (b"content-type", b"application/json")
 BINARY_HEADER = (b"content-type", b"application/octet-stream")
@@ -110,13 +112,14 @@ class V2Handler(InferenceHandler[InferHead]):
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
         content, json_length = encode(target.model, asked.request, answer)
-        return at_once(_with_headers(head, content, json_length))
+        headers, (content,) = at_once(_with_headers(head, [content], json_length))
+        return headers, content
 
     def encode_large(
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
-    ) -> Pieces[tuple[list[Header], bytes]]:
-        content, json_length = yield from encode_large(target.model, asked.request, answer)
-        return (yield from _with_headers(head, content, json_length))
+    ) -> Pieces[tuple[list[Header], Parts]]:
+        parts, json_length = yield from encode_large(target.model, asked.request, answer)
+        return (yield from _with_headers(head, parts, json_length))
 
 
 def _asked(request: "InferRequest", hidden: NDArray[np.float32]) -> Asked:
@@ -125,17 +128,16 @@ def _asked(request: "InferRequest", hidden: NDArray[np.float32]) -> Asked:
 
 
 def _with_headers(
-    head: InferHead, content: bytes, json_length: int
-) -> Pieces[tuple[list[Header], bytes]]:
+    head: InferHead, parts: Parts, json_length: int
+) -> Pieces[tuple[list[Header], Parts]]:
     headers: list[Header] = []
-    if json_length == len(content):
+    if json_length == sum(map(len, parts)):
         headers.append(JSON_HEADER)
     else:
         headers += [BINARY_HEADER, (b"inference-header-content-length", b"%d" % json_length)]
-    if head.answer_coding is not None:
-        content = yield from compression.compressed(content, head.answer_coding, headers)
-    headers.append((b"content-length", b"%d" % len(content)))
-    return headers, content
+    parts = yield from compression.compressed_parts(parts, head.answer_coding, headers)
+    headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+    return headers, parts
 
 
 # --- requests --------------------------------------------------------------------------------
@@ -333,21 +335,23 @@ def encode(model: Model, request: InferRequest, answer: Answered) -> tuple[bytes
 
 def encode_large(
     model: Model, request: InferRequest, answer: Answered
-) -> Pieces[tuple[bytes, int]]:
-    """The same in pieces: tensors that are JSON a few rows at a time."""
+) -> Pieces[tuple[Parts, int]]:
+    """The same in pieces: tensors that are JSON a few numbers at a time."""
     rows, k = answer.classes.shape
-    lists: dict[str, bytes] = {}
-    for output in request.outputs:
-        if not output.binary:
-            values = np.ravel(getattr(answer, output.name))
-            lists[output.name] = yield from large_answers.json_list(values)
+    lists = dict.fromkeys(DATATYPES, orjson.Fragment(GAP))
     head = _head(model.name, model.version, request.outputs, rows, k, request.id, lists)
-    tensors: list[bytes] = []
+    first, *others = head.split(GAP)
+    parts = [first]
+    in_json = [output.name for output in request.outputs if not output.binary]
+    for name, between in zip(in_json, others, strict=True):
+        parts += yield from large_answers.json_list(np.ravel(getattr(answer, name)))
+        parts.append(between)
+    json_length = sum(map(len, parts))
     for output in request.outputs:
         if output.binary:
-            tensors.append(getattr(answer, output.name).tobytes())
+            parts.append(getattr(answer, output.name).tobytes())
             yield
-    return b"".join((head, *tensors)), len(head)
+    return parts, json_length
 
 
 @lru_cache(maxsize=256)
@@ -363,7 +367,7 @@ def _head(
     rows: int,
     k: int,
     asked_id: str | None,
-    lists: Mapping[str, Any],  # of the outputs that are JSON: arrays, or what is JSON already
+    lists: Mapping[str, Any],  # of the outputs that are JSON
 ) -> bytes:
     tensors = []
     for output in outputs:
@@ -374,8 +378,7 @@ def _head(
             size = int(np.prod(shape)) * BYTES[datatype]
             tensor["parameters"] = {"binary_data_size": size}
         else:
-            data = lists[output.name]
-            tensor["data"] = orjson.Fragment(data) if isinstance(data, bytes) else data
+            tensor["data"] = lists[output.name]
         tensors.append(tensor)
     document: dict[str, Any] = {"model_name": name, "model_version": str(version)}
     if asked_id is not None:

@@ -9,7 +9,7 @@ does not read.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import uvicorn
@@ -19,7 +19,7 @@ from service.http.inference.connection.head_cache import HeadCache, KnownHead
 from service.http.inference.connection.limits import LimitedConnection, Sweeper
 from service.http.inference.connection.sequential import END
 from service.http.inference.connection.turns import Turns
-from service.http.inference.handler import InferenceHandler
+from service.http.inference.handler import Header, InferenceHandler
 from service.http.inference.request import InferenceRequest, Pending
 from service.http.inference.routes import Protocol
 from service.http.observer import TraceHeaders
@@ -171,9 +171,13 @@ class FastConnection(LimitedConnection):
         self._pending = pending
         pending.add_done_callback(settled)
 
-    def _finish(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
+    def _finish(
+        self, status: int, headers: list[Header], content: bytes, more: Sequence[bytes]
+    ) -> None:
         closes = (self._closes or self.state.draining) and not self._waiting
         self._write(status, headers, content, closes=closes)
+        for part in more:
+            self.transport.write(part)
         self.server_state.total_requests += 1
         self._active = self.loop.time()
         if closes:

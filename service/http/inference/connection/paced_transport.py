@@ -40,7 +40,7 @@ class PacedTransport(asyncio.Transport):
     # --- writing -----------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._unsent and len(data) <= PIECE_BYTES:
+        if not self._unsent and not self._full and len(data) <= PIECE_BYTES:
             self._transport.write(data)
         elif not self._closing:
             self._unsent.append(memoryview(data))
