@@ -13,6 +13,7 @@ from service.settings import Limits
 
 OBJECT_BYTES = 65_536  # of a body that is no query
 JSON = "application/json"
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class BodyTooLarge(DSSError):
@@ -109,9 +110,9 @@ async def read_object(
 def _check_json(request: Request) -> None:
     """Refuses what a page of another origin can have a browser send without asking first.
 
-    That is said to be a form or text. Clients that are no browsers may say text, or nothing.
+    That is said to be a form or text. Clients that are no browsers may say what they like.
     """
     said = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     from_page = any(name in request.headers for name in ("origin", "referer", "sec-fetch-site"))
-    if said != JSON and (said != "text/plain" or from_page):
+    if said in FORMS or (said == "text/plain" and from_page):
         raise UnsupportedMediaType(f"The body must be {JSON}.")
