@@ -10,6 +10,7 @@ class Kind(Enum):
     BAD_REQUEST = auto()  # it cannot be read, or asks for what this server does not have
     UNAUTHENTICATED = auto()
     DENIED = auto()
+    MISDIRECTED = auto()  # it was meant for another host
     NOT_FOUND = auto()
     NOT_ACCEPTABLE = auto()
     SLOW_REQUEST = auto()

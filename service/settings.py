@@ -242,6 +242,8 @@ class Settings(BaseSettings):
     default_model: str | None = None  # None: the first model by name
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    # Hosts that requests may name in their Host header, *.example.org for all below; empty: any.
+    hosts: tuple[str, ...] = ()
     workers: PositiveInt = 1  # processes that answer, each with its own engines; auto: one a CPU
     # Answers requests whose head is known byte for byte without parsing it; off: as uvicorn does.
     head_cache: bool = True

@@ -109,7 +109,13 @@ def create_app(
     repository = Repository(settings.default_model)
     threads = EngineThreads.of(cpu_quota.threads_per_worker(settings.workers))
     manager = _manager(settings, metrics, repository, engine_factory, threads, shared)
-    access = Access(settings.access, metrics.denied, metrics.keys_reload_failed.set)
+    access = Access(
+        settings.access,
+        metrics.denied,
+        metrics.keys_reload_failed.set,
+        settings.hosts,
+        settings.cors.origins,
+    )
     recorder = logging_and_tracing(settings)
     logging_setup.count_dropped(metrics.log_lines_dropped)
     state = AppState(settings, metrics, repository, manager, access, recorder)

@@ -8,10 +8,12 @@ from starlette.types import Receive
 
 from service.errors import DSSError, Kind
 from service.http import codecs
-from service.http.codecs import InvalidField
+from service.http.codecs import InvalidField, UnsupportedMediaType
 from service.settings import Limits
 
 OBJECT_BYTES = 65_536  # of a body that is no query
+JSON = "application/json"
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class BodyTooLarge(DSSError):
@@ -92,6 +94,7 @@ async def read_object(
     request: Request, limits: Limits, budget: ByteBudget, *, optional: bool = False
 ) -> dict[str, Any]:
     """A small JSON object, of a request that changes something; no body is an empty one."""
+    _check_json(request)
     announced = request.headers.get("content-length")
     length = None if announced is None else announced.encode("latin-1")
     max_bytes = min(OBJECT_BYTES, limits.max_body_bytes)
@@ -102,3 +105,14 @@ async def read_object(
     if not isinstance(document, dict):
         raise InvalidField("The body must be a JSON object.")
     return document
+
+
+def _check_json(request: Request) -> None:
+    """Refuses what a page of another origin can have a browser send without asking first.
+
+    That is said to be a form or text. Clients that are no browsers may say what they like.
+    """
+    said = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    from_page = any(name in request.headers for name in ("origin", "referer", "sec-fetch-site"))
+    if said in FORMS or (said == "text/plain" and from_page):
+        raise UnsupportedMediaType(f"The body must be {JSON}.")

@@ -8,10 +8,11 @@ for anything else, so that a new one is covered before anyone has thought of it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, TypeVar
 
 from service.errors import DSSError, Kind
+from service.http.auth import origins
 from service.http.auth.keys import LONGEST_TOKEN, KeyRing, KeysWrong, read
 from service.settings import AccessSettings, Key, Scope
 from service.system.file_watch import FileWatch
@@ -34,6 +35,13 @@ NO_ADMIN = (
 )
 
 
+OTHER_HOST = "This server does not answer for the host that the request names (setting hosts)."
+CROSS_SITE = (
+    "This changes the server and was sent by a page of another origin, which cors.origins does not"
+    " allow."
+)
+
+
 class Unauthorized(DSSError):
     """No key, or one that is not known."""
 
@@ -44,6 +52,22 @@ class Forbidden(DSSError):
     """The key's scopes do not cover this."""
 
     kind = Kind.DENIED
+
+
+class WrongHost(DSSError):
+    """The Host header names none of those that this server answers for."""
+
+    kind = Kind.MISDIRECTED
+
+
+class CrossSite(DSSError):
+    """Another origin's page would change the server."""
+
+    kind = Kind.DENIED
+
+
+Denied = Unauthorized | Forbidden | WrongHost | CrossSite
+DENIED = (Unauthorized, Forbidden, WrongHost, CrossSite)
 
 
 def needs(what: Needs) -> Callable[[Endpoint], Endpoint]:
@@ -70,8 +94,15 @@ class Access:
         settings: AccessSettings | None = None,
         denied: Callable[[str], None] = lambda _: None,
         reload_failed: Callable[[bool], None] = lambda _: None,
+        hosts: Collection[str] = (),
+        origins: Collection[str] = (),
     ) -> None:
-        """`denied` hears of each refusal's reason, `reload_failed` of each reading of the file."""
+        """`denied` hears of each refusal's reason, `reload_failed` of each reading of the file.
+
+        `hosts` are those that requests may name, if any are given; pages of `origins` may change
+        the server, as may its own.
+        """
+        self._hosts, self._origins = hosts, origins
         self._settings = settings = settings or AccessSettings()
         self._denied = denied
         self._reload_failed = reload_failed
@@ -88,7 +119,7 @@ class Access:
         return bool(self._ring.keys)
 
     def check(self, needed: Needs, headers: Iterable[Header]) -> None:
-        """Raises Unauthorized or Forbidden unless the headers carry a key with what is needed."""
+        """Raises one of DENIED unless the headers carry a key with what is needed."""
         refusal = self._refusal(needed, headers)
         if refusal is not None:
             reason, error = refusal
@@ -99,12 +130,15 @@ class Access:
         """Whether `check` would pass; a refusal is not counted."""
         return self._refusal(needed, headers) is None
 
-    def _refusal(
-        self, needed: Needs, headers: Iterable[Header]
-    ) -> tuple[str, Unauthorized | Forbidden] | None:
+    def _refusal(self, needed: Needs, headers: Iterable[Header]) -> tuple[str, Denied] | None:
+        headers = list(headers)
+        if self._hosts and needed != "nothing" and not origins.is_for(headers, self._hosts):
+            return "host", WrongHost(OTHER_HOST)
         scope = self._scope(needed)
         if scope is None:
             return None
+        if scope == "admin" and origins.is_cross_site(headers, self._origins):
+            return "cross_site", CrossSite(CROSS_SITE)
         if not self.closed:
             if scope == "admin" and not self._settings.open_admin:
                 return "no_keys_configured", Forbidden(NO_ADMIN)

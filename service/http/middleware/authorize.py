@@ -5,7 +5,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http import problems
-from service.http.auth.access import Access, Forbidden, Unauthorized, needs_of
+from service.http.auth.access import DENIED, Access, needs_of
 
 
 class Authorize:
@@ -23,7 +23,7 @@ class Authorize:
             try:
                 needs = needs_of(getattr(route, "endpoint", None), scope["method"])
                 self._access.check(needs, scope["headers"])
-            except (Unauthorized, Forbidden) as denied:
+            except DENIED as denied:
                 scope[problems.REASON] = problems.reason(denied)
                 await problems.of_failure(denied, scope["path"])(scope, receive, send)
                 return

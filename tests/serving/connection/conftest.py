@@ -1,5 +1,5 @@
 import pytest
-from helpers.connection_ways import WAYS, Way
+from helpers.serving.connection_ways import WAYS, Way
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: f"{way.loop}-{'cache' if way.head_cache else 'none'}")

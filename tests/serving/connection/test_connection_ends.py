@@ -4,9 +4,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from helpers.connection_ways import Way, served, teach
 from helpers.raw_http import Connection, request
 from helpers.server import wait_until
+from helpers.serving.connection_ways import Way, served, teach
 
 
 def end_sending(connection: Connection) -> None:

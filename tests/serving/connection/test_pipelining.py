@@ -4,9 +4,9 @@ import asyncio
 import threading
 from pathlib import Path
 
-from helpers.connection_ways import Served, Way, served, teach
 from helpers.raw_http import Connection, request
 from helpers.server import wait_until
+from helpers.serving.connection_ways import Served, Way, served, teach
 
 from service.http.inference.connection.turns import Turns
 from service.settings import Limits

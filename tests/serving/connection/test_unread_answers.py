@@ -10,9 +10,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from helpers.connection_ways import Way, contexts, served, slow_socket
 from helpers.raw_http import Connection, request
 from helpers.server import wait_until
+from helpers.serving.connection_ways import Way, contexts, served, slow_socket
 
 from service.http.body import ByteBudget
 from service.http.inference.connection.paced_transport import PIECE_BYTES, PacedTransport

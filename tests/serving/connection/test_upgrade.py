@@ -7,8 +7,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from helpers.connection_ways import Way, served
 from helpers.raw_http import Connection, request
+from helpers.serving.connection_ways import Way, served
 
 WISH = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
 INSIDE = b"GET /livez HTTP/1.1\r\n\r\n"  # as a body: it must not be answered
