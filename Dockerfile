@@ -4,28 +4,31 @@
 # pip reads the PIP_* build arguments itself, so a mirror or a CPU-only index for torch needs no
 # change here: --build-arg PIP_EXTRA_INDEX_URL=...
 
-FROM python:3.11-slim-bookworm AS base
+# deploy/image/pin.sh prints it with the digest that the tag has now.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE} AS base
 
 
-# Third-party packages first: this layer changes only with pyproject.toml and constraints.txt.
+# Third-party packages first: this layer changes only with their versions. pip installs only files whose hashes
+# are listed.
 FROM base AS service-packages
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
-COPY pyproject.toml constraints.txt ./
-RUN python -c "import tomllib; \
-project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-open('service.txt', 'w').write('\n'.join(project['dependencies'])); \
-open('trainer.txt', 'w').write('\n'.join(project['optional-dependencies']['train']))" \
-    && python -m venv --without-pip /opt/venv \
-    && pip --python /opt/venv/bin/python install --no-compile -r service.txt -c constraints.txt
+COPY deploy/requirements/service.txt ./
+RUN python -m venv --without-pip /opt/venv \
+    && pip --python /opt/venv/bin/python install --no-compile --require-hashes -r service.txt
 
 
 FROM service-packages AS trainer-packages
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-RUN pip --python /opt/venv/bin/python install --no-compile -r trainer.txt -c constraints.txt
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+open('trainer.txt', 'w').write('\n'.join(project['optional-dependencies']['train']))" \
+    && pip --python /opt/venv/bin/python install --no-compile -r trainer.txt -c constraints.txt
 
 
 # The project itself: one wheel, and the demo model readable by any user id whatever the umask
@@ -33,11 +36,14 @@ RUN pip --python /opt/venv/bin/python install --no-compile -r trainer.txt -c con
 FROM service-packages AS project
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-COPY README.md LICENSE ./
+COPY deploy/requirements/build.txt ./
+RUN python -m venv --without-pip /opt/build \
+    && pip --python /opt/build/bin/python install --no-compile --require-hashes -r build.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY trainer trainer
 COPY models/demo /models/demo
-RUN pip wheel --no-deps --wheel-dir /dist . && chmod -R a+rX /models
+RUN pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /dist . && chmod -R a+rX /models
 
 
 # Nothing that runs is taken away, only tests, debuggers' symbols, the languages whose source code rich could
@@ -101,6 +107,8 @@ ENV DSS_MODELS=/models \
 WORKDIR /srv
 COPY --from=service-venv /opt/venv /opt/venv
 COPY --from=project /models /models
+# What the virtual environment holds, as CycloneDX; the base image's own packages are not in it.
+COPY deploy/requirements/sbom.cdx.json /usr/share/doc/doubly-sparse-softmax/
 # Its user cannot write byte code, so what a start and a health check import is compiled here.
 RUN PYTHONDONTWRITEBYTECODE='' python -c "import service.cli.main, service.healthcheck, service.server.forkserver, \
     service.server.server, service.server.supervisor, service.server.worker, uvicorn.lifespan.on, uvicorn.loops.uvloop" && PYTHONDONTWRITEBYTECODE='' dss verify /models/demo/1

@@ -68,9 +68,13 @@ trap clean_up EXIT
 
 download() {
     mkdir -p "$dir/wheels"
-    "$python" "$checks/requirements.py" "$checkout/pyproject.toml" "$target" >"$dir/requirements.txt"
-    "$python" -m pip download --quiet --only-binary=:all: --dest "$dir/wheels" --find-links "$dir/wheels" \
-        -r "$dir/requirements.txt" -c "$checkout/constraints.txt" >"$dir/download.log" 2>&1
+    local fetch=("$python" -m pip download --quiet --only-binary=:all: --dest "$dir/wheels" --find-links "$dir/wheels")
+    "${fetch[@]}" --require-hashes -r "$checkout/deploy/requirements/service.txt" \
+        -r "$checkout/deploy/requirements/build.txt" >"$dir/download.log" 2>&1 || return 1
+    if [ "$target" = trainer ]; then
+        "$python" "$checks/requirements.py" "$checkout/pyproject.toml" >"$dir/requirements.txt"
+        "${fetch[@]}" -r "$dir/requirements.txt" -c "$checkout/constraints.txt" >>"$dir/download.log" 2>&1
+    fi
 }
 say "downloading the packages of the $target"
 download &
@@ -78,7 +82,7 @@ downloading=$!
 
 # ---- the base image, under the name the Dockerfile asks for
 
-base=$(sed -n 's/^FROM \([^ ]*\) AS base$/\1/p' "$checkout/Dockerfile")
+base=$(sed -n 's/^ARG PYTHON_IMAGE=//p' "$checkout/Dockerfile")
 if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     say "making $base with debootstrap"
     mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' |
@@ -174,6 +178,11 @@ said=$(in_image '' confined.py / /opt/venv "$workdir") || fail "the root file sy
 say "confined: $said"
 said=$(in_image '' pinned.py "$(cat "$checkout/constraints.txt")") || fail "not all packages are those of constraints.txt"
 say "pinned: $said"
+if [ "$target" = service ]; then
+    said=$(in_image '' materials.py /usr/share/doc/doubly-sparse-softmax/sbom.cdx.json) ||
+        fail "the bill of materials is not that of the image"
+    say "bill of materials: $said"
+fi
 
 if [ "$target" = trainer ]; then
     rm -rf "$dir/data"

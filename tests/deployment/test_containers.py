@@ -69,7 +69,7 @@ def test_each_container_is_confined_limited_and_restarted(name: str) -> None:
     assert service["restart"] == "unless-stopped"
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
     if "build" not in service:
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), (
+        assert re.search(r":v?\d+\.\d+\.\d+}$", service["image"]), (
             "the image's version is not pinned"
         )
         assert service["healthcheck"]["test"][0] == "CMD"

@@ -12,7 +12,7 @@ from benchmarks.chaos import tables as chaos_tables
 from benchmarks.client import report as client_report
 from benchmarks.document import with_part
 from benchmarks.engines import backends, report, scaling_report
-from benchmarks.http import metrics, sizing
+from benchmarks.http import metrics, scrapes, sizing
 from benchmarks.http import tables as http_tables
 from benchmarks.training import choosing_report
 
@@ -39,6 +39,7 @@ RENDERED = [
     ("docs/performance.md", "http", lambda: http_tables.render(results("http"))),
     ("docs/performance.md", "backends", lambda: backends.rendered(results("backends"))),
     ("docs/performance.md", "metrics", lambda: metrics.rendered(results("metrics"))),
+    ("docs/performance.md", "scrapes", lambda: scrapes.rendered(results("scrapes"))),
     (
         "docs/performance.md",
         "scaling",

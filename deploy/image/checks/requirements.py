@@ -1,12 +1,8 @@
-"""What pip has to fetch for a target of the Dockerfile: pyproject.toml, service or trainer."""
+"""What pip has to fetch for the trainer besides the service's packages: pyproject.toml."""
 
 import sys
 import tomllib
 from pathlib import Path
 
-path, target = sys.argv[1:]
-config = tomllib.loads(Path(path).read_text())
-wanted = config["build-system"]["requires"] + config["project"]["dependencies"]
-if target == "trainer":
-    wanted += config["project"]["optional-dependencies"]["train"]
-sys.stdout.write("\n".join(wanted) + "\n")
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+sys.stdout.write("\n".join(project["optional-dependencies"]["train"]) + "\n")

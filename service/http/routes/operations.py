@@ -1,17 +1,16 @@
 """Probes and metrics: what operators and their tools ask."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from prometheus_client import generate_latest
 
 from service.http import health, openapi, schemas
 from service.http.auth.access import needs
 from service.http.openapi import problem_responses
 from service.http.state import AppState
+from service.telemetry.metrics.exposition import text
 from service.telemetry.metrics.page import MetricsPage
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +27,7 @@ METRICS: Mapping[str, Any] = {
 
 
 def add_routes(app: FastAPI, state: AppState) -> None:
-    page = MetricsPage(partial(generate_latest, state.metrics.registry))
+    page = MetricsPage(lambda: text(state.metrics.registry.collect()))
     not_ok = openapi.problem_responses(503)
 
     @app.get("/livez", tags=["operations"], responses=not_ok)

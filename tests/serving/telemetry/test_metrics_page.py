@@ -1,4 +1,4 @@
-"""The page of /metrics is built beside the event loop, one at a time."""
+"""The page of /metrics: its text, and that it is built beside the event loop, one at a time."""
 
 import asyncio
 import sys
@@ -6,9 +6,14 @@ import threading
 from itertools import count
 
 import pytest
+from helpers.fake_engine import result_of
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 
+from service.bundle import Bundle
 from service.telemetry.metrics import page
+from service.telemetry.metrics.exposition import text
 from service.telemetry.metrics.page import MetricsPage
+from service.telemetry.metrics.registry import Metrics
 
 
 class Builder:
@@ -126,3 +131,32 @@ def test_other_threads_get_the_interpreter_soon_while_a_page_is_built() -> None:
     before = sys.getswitchinterval()
     asyncio.run(scrape())
     assert sys.getswitchinterval() == before
+
+
+def test_the_text_is_what_prometheus_client_writes(tiny: Bundle) -> None:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = Metrics(registry)
+    for version in (1, 2):
+        model = metrics.model('ti\\ny\n"{é}', version, tiny, own_series=1)
+        model.executed([0.0, 0.25], 3, 1e-5, result_of(0.1, [1, 2, 0], [0.5, 1e-7, 0.0]))
+    metrics.http.answered("/topk", "POST", 200, 0.01)
+    metrics.rejected("", "queue-full")
+    for number, value in enumerate((float("inf"), float("-inf"), float("nan"), 1e300, -2.5)):
+        Gauge(f"n{number}", 'A "text"\nwith \\ lines', registry=registry).set(value)
+    # CPU time and memory are read anew by each of the two.
+    assert steady(text(registry.collect())) == steady(generate_latest(registry))
+
+
+def steady(written: bytes) -> list[bytes]:
+    return [line for line in written.splitlines() if not line.startswith(b"process_")]
+
+
+def test_a_label_that_is_no_unicode_costs_nobody_the_page() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.rejected("a\ud800b", "queue-full")
+    metrics.rejected("good", "queue-full")
+    written = text(registry.collect())
+    assert b'dss_rejected_requests_total{model="a?b",reason="queue-full"} 1.0\n' in written
+    assert b'dss_rejected_requests_total{model="good",reason="queue-full"} 1.0\n' in written

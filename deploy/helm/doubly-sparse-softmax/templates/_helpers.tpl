@@ -38,6 +38,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{- define "dss.bundlesImage" -}}
+{{- with .Values.bundles.image }}
+{{- if .digest }}
+{{- printf "%s@%s" .repository .digest }}
+{{- else }}
+{{- printf "%s:%s" .repository .tag }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The drain must outlast the readiness probe: period x failures, and the last try's timeout. */}}
 {{- define "dss.drainSeconds" -}}
 {{- $probe := .Values.probes.readiness }}
