@@ -2,6 +2,7 @@
 
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,15 +14,23 @@ from helpers.chaos.scripted_server import answer, right, server
 
 from benchmarks.chaos import tables
 from benchmarks.chaos.cost_attacks import decoding, long_calls, pipelining, tls_readers
-from benchmarks.chaos.harness import bundles, certificates, known_requests, mixed_traffic
+from benchmarks.chaos.harness import (
+    bundles,
+    certificates,
+    gzip_bodies,
+    known_requests,
+    mixed_traffic,
+)
 from benchmarks.chaos.harness.answer_check import Question
 from benchmarks.chaos.harness.attackers import Attack, Attackers, AttackOutcome
+from benchmarks.chaos.harness.gzip_bodies import MAX_EXPANSION
 from benchmarks.chaos.harness.load import client_context
 from benchmarks.chaos.harness.mixed_traffic import Ordinary, Point, compared
 from benchmarks.chaos.harness.server_process import serving
 from benchmarks.chaos.harness.verdict import MIB, Context, Figures
 from benchmarks.engines.random_bundles import Shape
 from service.bundle import Bundle
+from service.settings import Limits
 
 SHAPE = Shape(n_classes=40, n_experts=2, held=30, hidden_size=4)
 ATTACK = b"GET /attack HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -170,7 +179,13 @@ def test_attackers_leave_good_answers_unread() -> None:
 
 def test_bombs_are_small_until_they_are_expanded() -> None:
     for attack in (*decoding.made(), *long_calls.made(), *tls_readers.made()):
-        assert len(attack.request) < 16_384, attack.name
+        assert len(attack.request) < 100_000, attack.name
+    body = bytes(2**22)
+    assert len(gzip_bodies.smallest(body)) < len(body) / 900
+    allowed = gzip_bodies.allowed(body)
+    assert zlib.decompress(allowed, 31) == body
+    assert len(body) / MAX_EXPANSION < len(allowed) < len(body) / 90
+    assert Limits().max_expansion == MAX_EXPANSION
 
 
 # --- ordinary traffic beside them ------------------------------------------------------------

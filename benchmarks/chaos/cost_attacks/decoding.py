@@ -1,14 +1,14 @@
 """Small bodies that become large when they are expanded and parsed.
 
-Every body is as large as the server allows once it is expanded, and a thousandth of that before.
+Most are as large as the server allows once they are expanded, and as small before as
+`limits.max_expansion` lets them be; the others are a thousandth of what they expand to.
 """
 
-import gzip
 from functools import partial
 
 import numpy as np
 
-from benchmarks.chaos.harness import bundles, known_requests, mixed_traffic
+from benchmarks.chaos.harness import bundles, gzip_bodies, known_requests, mixed_traffic
 from benchmarks.chaos.harness.attackers import Attack
 from benchmarks.chaos.harness.server_process import serving
 from benchmarks.chaos.harness.verdict import Context, Figures
@@ -18,7 +18,8 @@ BODY_BYTES = 8 * 2**20  # limits.max_body_bytes
 NATIVE, V2 = "/models/m/topk", "/v2/models/m/infer"
 JSON = {"Content-Type": "application/json"}
 NPY = {"Content-Type": "application/x-npy"}
-MOST = (60,)
+Connections = tuple[int, ...]
+ALL, FEW, MOST = (1, 4, 15, 60), (15, 60), (60,)
 QUICK_ATTACKS = 3
 ONES = b"1," * (BODY_BYTES // 2 - 100)
 
@@ -41,10 +42,15 @@ def run(context: Context) -> Figures:
 
 
 def made() -> list[Attack]:
+    rows = filled(b'{"inputs":[', b"[],", b"[]]}")
     return [
-        _bomb("empty rows", NATIVE, filled(b'{"inputs":[', b"[],", b"[]]}"), JSON),
+        _bomb("empty rows", NATIVE, rows, JSON),
+        _attack("8 MiB of empty rows in 8 KB", NATIVE, gzip_bodies.smallest(rows), JSON),
+        _bomb("empty rows in v2", V2, v2_of(b"[],", b"[]"), JSON, FEW),
+        _attack(
+            "1 MiB of empty rows in 1 KB", NATIVE, gzip_bodies.smallest(small_rows()), JSON, FEW
+        ),
         _bomb("one row of numbers", NATIVE, filled(b'{"inputs":[[', b"1,", b"1]]}"), JSON, MOST),
-        _bomb("empty rows in v2", V2, v2_of(b"[],", b"[]"), JSON),
         _bomb("spaces", NATIVE, filled(b"", b" ", b"{}"), JSON, MOST),
         _bomb("zero bytes", NATIVE, filled(b"", b"\0", b""), JSON, MOST),
         _bomb("nested lists", NATIVE, nested(), JSON, MOST),
@@ -62,15 +68,17 @@ def made() -> list[Attack]:
 
 
 def _bomb(
-    name: str,
-    path: str,
-    body: bytes,
-    headers: dict[str, str],
-    connections: tuple[int, ...] = (1, 4, 15, 60),
+    name: str, path: str, body: bytes, headers: dict[str, str], connections: Connections = ALL
 ) -> Attack:
-    packed = gzip.compress(body, 9, mtime=0)
+    packed = gzip_bodies.allowed(body)
+    return _attack(f"8 MiB of {name}", path, packed, headers, connections)
+
+
+def _attack(
+    name: str, path: str, packed: bytes, headers: dict[str, str], connections: Connections = ALL
+) -> Attack:
     request = known_requests.post(path, packed, headers | {"Content-Encoding": "gzip"})
-    return Attack(f"8 MiB of {name}", request, connections=connections)
+    return Attack(name, request, connections=connections)
 
 
 def filled(before: bytes, piece: bytes, after: bytes, most: int = BODY_BYTES) -> bytes:
@@ -85,6 +93,10 @@ def v2_of(piece: bytes, last: bytes) -> bytes:
 def v2_shape(dimensions: bytes) -> bytes:
     tensor = b'{"inputs":[{"name":"hidden","datatype":"FP32","data":[0],"shape":['
     return tensor + dimensions + b"32]}]}"
+
+
+def small_rows() -> bytes:
+    return filled(b'{"inputs":[', b"[],", b"[]]}", 2**20)
 
 
 def nested() -> bytes:
