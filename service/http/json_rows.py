@@ -76,13 +76,15 @@ def parse_rows(body: bytes, begin: int, end: int, bounds: Bounds) -> Parsed:
     while at < end:
         piece, at = _piece_of_rows(body, at, end, row_bytes)
         rows = _parse(piece, f"behind row {found}")
-        bounds.check_rows(found + len(rows))
         if not rows:
-            raise EmptyBatch("'inputs' holds no row.")
+            break
+        bounds.check_rows(found + len(rows))
         suspicious = b"u" in piece or b"l" in piece  # true, false or null
         parsed.append(codecs.rows(rows, suspicious, bounds, first=found))
         found += len(rows)
         yield
+    if not parsed:
+        raise EmptyBatch("'inputs' holds no row.")
     return np.concatenate(parsed)
 
 
@@ -95,7 +97,7 @@ def _piece_of_rows(body: bytes, at: int, end: int, row_bytes: int) -> tuple[byte
         return body[at:end], end
     comma = COMMA.match(body, cut + 1, min(end, cut + 1 + SEPARATOR_BYTES))
     if comma is None:
-        if body[cut + 1 : cut + 1 + SEPARATOR_BYTES].strip() or end > cut + 1 + SEPARATOR_BYTES:
+        if end - cut > SEPARATOR_BYTES or body[cut + 1 : end].strip(b" \t\r\n"):
             raise MalformedBody("The body is not valid JSON: a comma is missing behind a row.")
         return body[at : cut + 1], end
     if comma.end() == end:

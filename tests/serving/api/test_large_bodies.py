@@ -2,22 +2,27 @@
 
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import orjson
 import pytest
 from helpers.npy_bytes import npy_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.errors import DSSError
-from service.http import codecs, large_answers, large_bodies
+from service.http import codecs, json_rows, large_answers, large_bodies
 from service.http.codecs import Bounds
 from service.http.inference import v2
 from service.http.inference.v2 import InferRequest, Output
 from service.http.pieces import Pieces, at_once
 from service.repository.model import Source
 from service.topk import NO_CLASS, TopK
+
+T = TypeVar("T")
 
 WIDTH = 5
 BOUNDS = Bounds(4096, WIDTH)
@@ -189,3 +194,66 @@ def test_a_v2_answer_in_pieces_has_the_same_bytes(is_binary: Callable[[str], boo
     given = answer(700, 7)
     parts, json_length = at_once(v2.encode_large(model, request, given))
     assert (b"".join(parts), json_length) == v2.encode(model, request, given)
+
+
+# --- both ways agree ---------------------------------------------------------------------------
+
+
+def outcome(decode: Callable[[], T]) -> T | None:
+    """What a body asks for; None if it is refused."""
+    try:
+        return decode()
+    except DSSError:
+        return None
+
+
+def spaced(draw: st.DrawFn, body: bytes) -> bytes:
+    """With white space anywhere, and perhaps altered in a place or two."""
+    space = st.sampled_from([b"", b"", b"", b" ", b"\n\t "])
+    body = b"".join(bytes([byte]) + draw(space) for byte in body)
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(body) - 1))
+        byte = bytes([draw(st.sampled_from(b'[]{},:"1e-.tx '))])
+        body = body[:place] + byte + body[place + draw(st.integers(0, 1)) :]
+    return body
+
+
+SOME_ROWS = st.lists(st.lists(st.integers(-9, 9), min_size=2, max_size=2), max_size=6)
+
+
+@st.composite
+def native_bodies(draw: st.DrawFn) -> bytes:
+    return spaced(draw, orjson.dumps({"inputs": draw(SOME_ROWS), "k": 3}))
+
+
+@st.composite
+def infer_bodies(draw: st.DrawFn) -> bytes:
+    rows = draw(SOME_ROWS)
+    flat = [number for row in rows for number in row]
+    return spaced(draw, infer_body(draw(st.sampled_from([rows, flat])), (len(rows), 2)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(native_bodies())
+def test_whatever_the_body_both_ways_agree(body: bytes) -> None:
+    bounds = Bounds(4, 2)
+    with patch.object(json_rows, "PIECE_BYTES", 8):
+        large = outcome(lambda: at_once(large_bodies.decode_json(body, b"", bounds)))
+    small = outcome(lambda: codecs.decode_json(body, b"", bounds))
+    assert (large is None) == (small is None), body
+    if large is not None and small is not None:
+        assert np.array_equal(large.hidden, small.hidden) and large[1:] == small[1:]
+
+
+@settings(max_examples=300, deadline=None)
+@given(infer_bodies())
+def test_whatever_the_v2_body_what_both_ways_take_is_the_same(body: bytes) -> None:
+    """In pieces a body may be refused for what is in other lists than its data; never taken."""
+    bounds = Bounds(4, 2)
+    with patch.object(json_rows, "PIECE_BYTES", 8):
+        large = outcome(lambda: at_once(v2.decode_large(body, None, bounds)))
+    small = outcome(lambda: v2.decode(body, None, bounds))
+    assert small is not None or large is None, body
+    if large is not None and small is not None:
+        assert np.array_equal(large[1], small[1])
+        assert large[0]._replace(data=None) == small[0]._replace(data=None)
