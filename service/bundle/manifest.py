@@ -26,10 +26,10 @@ from service.bundle.format import (
     Precision,
     expert_file,
 )
-from service.bundle.manifest_values import check_values
+from service.bundle.manifest_values import check_density, check_values
 
 NO_CHECKSUM = "0" * 64
-LARGEST_MANIFEST = 2**26
+LARGEST_MANIFEST = 2**24  # of 100,000 experts
 MOST_GATE_EDGES = 9
 RECALL_AT = (1, 5, 10)  # places k at which recall@k and accuracy@k are measured
 
@@ -104,6 +104,7 @@ def read_manifest(path: Path) -> Manifest:
     if file.stat().st_size > LARGEST_MANIFEST:
         raise errors.ManifestMalformed(f"{MANIFEST} has more than {LARGEST_MANIFEST} bytes.")
     content = file.read_bytes()
+    check_density(content)
     try:
         fields = json.loads(content)
         found = fields["format_version"]

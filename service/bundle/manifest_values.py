@@ -16,6 +16,14 @@ UNPRINTABLE = {"Cc": "a control character", "Cs": "half a character (a lone surr
 SHOWN_CHARACTERS = 60  # of a text, in a refusal
 
 
+def check_density(content: bytes) -> None:
+    """Refuses what would unfold when it is parsed: an empty list takes three bytes in a file, and
+    sixty in memory. The entry of a file has one object and four texts in 100 bytes or more."""
+    containers = content.count(b"[") + content.count(b"{")
+    if containers > 64 + len(content) // 64 or content.count(b'"') > 512 + len(content) // 8:
+        raise ManifestMalformed(f"{MANIFEST} has too many values for its size.")
+
+
 def check_values(fields: object) -> None:
     """Keys and values at any depth; not recursive, because JSON may be deeply nested."""
     unchecked: list[object] = [fields]

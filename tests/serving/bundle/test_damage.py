@@ -179,6 +179,18 @@ def test_a_manifest_that_is_no_manifest(folder: Path, content: bytes) -> None:
         bundle.read(folder)
 
 
+@pytest.mark.parametrize(
+    "content", [b"[" + b"[]," * 10**5 + b"0]", b"[" + b'"ab",' * 10**5 + b"0]"]
+)
+def test_a_manifest_that_unfolds_is_refused_before_it_is_parsed(
+    folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / MANIFEST).write_bytes(content)
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(errors.ManifestMalformed, match="too many values"):
+        bundle.read(folder)
+
+
 # --- values that would break what shows them --------------------------------------------------
 
 

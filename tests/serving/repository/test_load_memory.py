@@ -54,7 +54,7 @@ def write(
 
 def check(made: bundle.Bundle, small: Path, backend: BackendName = "auto", rate: float = 0) -> None:
     expected = load_bytes(made.manifest, backend, head=rate > 0).of(1)
-    script = ROOT / "tests/helpers/load_peak.py"
+    script = ROOT / "tests/helpers/serving/load_peak.py"
     command = [sys.executable, script, small, made.path, backend, str(rate)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     taken = int(done.stdout)
