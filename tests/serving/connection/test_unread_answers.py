@@ -92,7 +92,7 @@ def test_others_are_refused_while_too_much_is_unread(
         client = None if tls is None else tls[1]
         with slow_socket(server.port, client) as unread, slow_socket(server.port, client) as other:
             unread.sendall(LARGE)
-            wait_until(lambda: server.budget.taken > 2**20)
+            wait_until(lambda: any(one._unread_answer for one in server.connections()))
             server.budget.most = 2**20
             other.sendall(request(1))
             assert other.recv(65_536).startswith(b"HTTP/1.1 429 ")
