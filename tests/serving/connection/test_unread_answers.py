@@ -88,12 +88,12 @@ def test_who_asked_for_the_end_and_does_not_read_is_cut_off(
 def test_others_are_refused_while_too_much_is_unread(
     tmp_path: Path, way: Way, tls: Tls | None
 ) -> None:
-    limits = Limits(max_pending_bytes=2**20)
-    with served(tmp_path, way, tls=tls, limits=limits) as server:
+    with served(tmp_path, way, tls=tls) as server:
         client = None if tls is None else tls[1]
         with slow_socket(server.port, client) as unread, slow_socket(server.port, client) as other:
             unread.sendall(LARGE)
-            wait_until(lambda: server.budget.taken > 2**20)
+            wait_until(lambda: any(one._unread_answer for one in server.connections()))
+            server.budget.most = 2**20
             other.sendall(request(1))
             assert other.recv(65_536).startswith(b"HTTP/1.1 429 ")
             read_answer(unread)
