@@ -22,8 +22,8 @@ from typing import Any
 
 import click
 
+from benchmarks.document import table, write_part
 from benchmarks.engines.random_bundles import Shape, write_random
-from benchmarks.engines.report import table, write_part
 from service.bench.server import HOST, ServerProcess, free_port, running, without_settings
 from service.system.machine import machine
 from trainer.data.files import write_json
