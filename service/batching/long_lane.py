@@ -10,10 +10,11 @@ from time import perf_counter
 
 from service.batching.engine_calls import late
 from service.batching.lane import Lane, Running, Settled
-from service.batching.queue import Job
 from service.batching.sliced_call import SlicedCall
 
 SLICE_SECONDS = 0.05
+# With fewer rows a search of many experts is bound by memory: each slice reads all their weights.
+FEWEST_ROWS = 16
 SLICE_CANDIDATES = 2**20  # rows times experts times k: what a slice holds in memory
 
 
@@ -36,7 +37,7 @@ class LongLane(Lane):
             (job,) = self._queue.take(max_rows=0, max_seconds=0.0)
             self._sliced = self._calls.sliced(job)
         sliced, key = self._sliced, self._sliced.job.key
-        rows = min(sliced.rows_left, self._slice_rows(sliced.job))
+        rows = min(sliced.rows_left, self._slice_rows(sliced))
         return Slice(
             jobs=[sliced.job],
             rows=rows,
@@ -46,20 +47,25 @@ class LongLane(Lane):
             of=sliced,
         )
 
-    def _slice_rows(self, job: Job) -> int:
-        k, experts, _ = job.key
+    def _slice_rows(self, sliced: SlicedCall) -> int:
+        """As many as take SLICE_SECONDS, by the time of the slice before; a row's cost would not
+        tell, since it falls with the number of rows."""
+        k, experts, _ = sliced.job.key
         most = max(1, SLICE_CANDIDATES // (k * experts))
-        row_seconds = self._cost.typical(job.key, 1)
-        return most if row_seconds == 0.0 else max(1, min(most, int(SLICE_SECONDS / row_seconds)))
+        rows = FEWEST_ROWS
+        if sliced.last_rows:
+            faster = SLICE_SECONDS / max(sliced.last_seconds, 1e-9)
+            rows = max(FEWEST_ROWS, int(sliced.last_rows * min(2.0, faster)))
+        return min(most, rows)
 
     def _make(self, call: Running, report: Callable[..., None]) -> Settled:
         assert isinstance(call, Slice)  # noqa: S101
         sliced, job = call.of, call.of.job
         if job.future.done() or job.deadline <= perf_counter():
             return [job], [late()]
-        seconds = sliced.compute(call.rows)
+        sliced.compute(call.rows)
         if sliced.rows_left:
-            self._calls.learn(job.key, call.rows, seconds)
+            self._calls.learn(job.key, call.rows, sliced.last_seconds)
             return [], []
         result = sliced.result()
         report(job.key, job.hidden, [sliced.wait], sliced.seconds, result)

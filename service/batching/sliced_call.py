@@ -12,22 +12,23 @@ class SlicedCall:
     def __init__(self, engine: TopKEngine, job: Job) -> None:
         self.job = job
         self.seconds = 0.0  # that the slices took
+        self.last_rows, self.last_seconds = 0, 0.0  # of the last slice
         self.wait = perf_counter() - job.queued
         self.rows_left = len(job.hidden)
         self._engine = engine
         self._started = perf_counter()
         self._parts: list[TopK] = []
 
-    def compute(self, rows: int) -> float:
-        """Answers so many more rows; how long that took."""
+    def compute(self, rows: int) -> None:
+        """Answers so many more rows."""
         first = len(self.job.hidden) - self.rows_left
         k, experts, _ = self.job.key
         started = perf_counter()
         self._parts.append(self._engine.topk(self.job.hidden[first : first + rows], k, experts))
         seconds = perf_counter() - started
+        self.last_rows, self.last_seconds = rows, seconds
         self.seconds += seconds
         self.rows_left -= rows
-        return seconds
 
     def result(self) -> TopK:
         """The answer to all rows, as one call would have given it."""

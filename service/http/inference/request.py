@@ -126,7 +126,8 @@ class InferenceRequest(ObservedRequest):
     async def _encode_large(self, head: RequestHead, answer: Answered) -> Outcome:
         assert self._target is not None and self._asked is not None  # noqa: S101
         size = answer.classes.size * self._target.json_bytes
-        self._state.budget.take(size)  # other answers may have been written since it was admitted
+        self._state.budget.check()  # other answers may have been written since it was admitted
+        self._state.budget.taken += size
         try:
             pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
             encoded = self._state.pieces.run(pieces, size, self.arrived + head.seconds)

@@ -119,7 +119,9 @@ def test_a_full_queue_refuses_before_the_body_has_come(tmp_path: Path, fake: Fak
 
 def test_bodies_on_their_way_are_bounded_together(tmp_path: Path, fake: FakeEngine) -> None:
     limits = Limits(max_pending_bytes=300_000)
-    body = b" " * 200_000 + b'{"inputs": [[1, 0, 0, 0]], "k": 1}'
+    rows = b",".join([b"[1.%b, 0, 0, 0]" % (b"0" * 40)] * 4000)
+    body = b'{"inputs": [%b], "k": 1}' % rows
+    assert 200_000 < len(body) < 250_000
     whole = request(1, body)
     with (
         started(tmp_path, fake, limits=limits) as server,
@@ -134,7 +136,7 @@ def test_bodies_on_their_way_are_bounded_together(tmp_path: Path, fake: FakeEngi
         assert (status, headers["retry-after"]) == (429, "1")
         assert orjson.loads(answer)["type"] == "urn:dss:problem:too-many-bytes"
         first.send(whole[-10:])
-        assert first.classes() == [[1]]
+        assert first.classes() == [[1]] * 4000
         wait_until(lambda: budget.taken == 0)
 
 
