@@ -27,6 +27,8 @@ FIELDS = ("inputs", "k", "experts")
 FLOAT32 = np.dtype(np.float32)
 NOT_FINITE = {JSON: "is too large for float32", NPY: "is a NaN or an infinity"}
 SHORT = 64  # of a query string whose meaning is worth keeping
+SHORT_BODY = 8192  # bytes: is parsed in no time, whatever is in it
+OTHER_LISTS = 64  # besides rows, and objects: more than any protocol has
 
 
 class MalformedBody(DSSError):
@@ -94,6 +96,18 @@ class Bounds(NamedTuple):
                 f"The request has {rows} rows or more; at most {self.max_rows} are answered."
             )
 
+    def check_lists(self, text: bytes, found: int = 0) -> None:
+        """Refuses JSON that would be parsed into many small things, which takes long; `found` are
+        the rows that came before it."""
+        if text.count(b"{") > OTHER_LISTS:
+            raise InvalidField("The JSON body has objects where numbers must be.")
+        lists = text.count(b"[") - OTHER_LISTS
+        self.check_rows(found + lists)
+        if self.width is not None and lists * 2 * self.width > len(text):
+            raise WrongWidth(
+                f"Rows of 'inputs' have too few numbers; this model's have {self.width}."
+            )
+
 
 UNBOUNDED = Bounds(2**31, None)
 
@@ -149,6 +163,8 @@ def _quality(media_type: str, accept: str) -> float:
 
 def decode_json(body: bytes, query_string: bytes, bounds: Bounds = UNBOUNDED) -> Query:
     """{"inputs": [[...], ...], "k": 10, "experts": 1}"""
+    if len(body) > SHORT_BODY:
+        bounds.check_lists(body)
     document = read_document(body, query_string)
     k, experts = counts_of(document)
     return Query(rows(document["inputs"], _may_hold_booleans(body), bounds), k, experts)

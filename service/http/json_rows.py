@@ -46,15 +46,19 @@ def cut_inputs(body: bytes) -> CutBody:
     return _cut(body, begin, end)
 
 
-def cut_data(body: bytes) -> CutBody:
+def cut_data(body: bytes) -> Generator[None, None, CutBody]:
     """The JSON part of the Open Inference Protocol: one input has 'data', flat or as rows."""
     begin = body.find(b"[", max(0, body.find(b'"data"')))
     if begin < 0:
         return _cut(body, len(body), len(body))
     if NESTED.match(body, begin, begin + SEPARATOR_BYTES) is None:
         return _cut(body, begin, body.find(b"]", begin))
-    ends = TWO_ENDS.search(body, begin)
-    return _cut(body, begin, -1 if ends is None else ends.end() - 1)
+    for at in range(begin, len(body), PIECE_BYTES):
+        ends = TWO_ENDS.search(body, at, at + PIECE_BYTES + SEPARATOR_BYTES)
+        if ends is not None:
+            return _cut(body, begin, ends.end() - 1)
+        yield
+    return _cut(body, begin, -1)
 
 
 def _cut(body: bytes, begin: int, end: int) -> CutBody:
@@ -75,6 +79,7 @@ def parse_rows(body: bytes, begin: int, end: int, bounds: Bounds) -> Parsed:
     row_bytes = NUMBER_BYTES * (bounds.width or 0) + SEPARATOR_BYTES
     while at < end:
         piece, at = _piece_of_rows(body, at, end, row_bytes)
+        bounds.check_lists(piece, found)
         rows = _parse(piece, f"behind row {found}")
         if not rows:
             break

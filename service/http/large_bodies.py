@@ -19,6 +19,7 @@ Decoded = Generator[None, None, Query]
 
 def decode_json(body: bytes, query_string: bytes, bounds: Bounds) -> Decoded:
     cut = json_rows.cut_inputs(body)
+    bounds.check_lists(cut.document)
     document = codecs.read_document(cut.document, query_string)
     if document["inputs"] != []:
         raise InvalidField("'inputs' must be a list of rows, and the only list in the body.")

@@ -148,6 +148,8 @@ def decode(
 ) -> tuple[InferRequest, NDArray[np.float32]]:
     """A request and its rows, [B,D]; `json_length` says where the JSON part ends."""
     head = _json_part(body, json_length)
+    if len(head) > codecs.SHORT_BODY:
+        bounds.check_lists(head)
     tail = len(body) - len(head)
     request = _read_short(head, tail) if len(head) <= SHORT else _read(head, tail)
     bounds.check(*request.shape)
@@ -165,11 +167,13 @@ def decode_large(
     if len(head) < len(body):
         if len(head) > json_rows.MOST_BESIDE_BYTES:
             raise MalformedBody("The JSON part is too long for one that a tensor follows.")
+        bounds.check_lists(head)
         request = _read(head, len(body) - len(head))
         bounds.check(*request.shape)
         values = np.ndarray(request.shape, request.dtype, body, len(head))
         return request, (yield from large_bodies.float32(values))
-    cut = json_rows.cut_data(head)
+    cut = yield from json_rows.cut_data(head)
+    bounds.check_lists(cut.document)
     request = _read(cut.document, 0)
     bounds.check(*request.shape)
     if json_rows.NESTED.match(head, cut.begin - 1, cut.end):
