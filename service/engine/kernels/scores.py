@@ -21,7 +21,7 @@ from service.engine.kernels.jit import (
 )
 
 LOOKED_AT = 32  # scores together, of which often none is among the best
-INSERTED = 128  # up to so many answers are kept in order as they are found
+INSERTED = 128  # up to so many answers are kept in order as they are found, more in a heap
 
 ZERO, ONE = np.float32(0), np.float32(1)
 LOG2_E = np.float32(1.4426950408889634)
@@ -103,13 +103,49 @@ def insert(score: np.float32, place: int, at: int, values: Floats, places: Integ
 
 
 @ordered
+def sink(values: Floats, places: Integers, at: int, size: int) -> None:
+    """Puts a heap in order from `at` on, whose first one is the worst: the later among equals."""
+    value, place = values[at], places[at]
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        other = child + 1
+        if other < size and (
+            values[other] < values[child]
+            or (values[other] == values[child] and places[other] > places[child])
+        ):
+            child = other
+        if value < values[child] or (value == values[child] and place > places[child]):
+            break
+        values[at], places[at] = values[child], places[child]
+        at = child
+    values[at], places[at] = value, place
+
+
+@ordered
+def best_in_heap(x: Floats, k: int, values: Floats, places: Integers) -> None:
+    """`best_of` for many answers."""
+    for v in range(k):
+        values[v], places[v] = x[v], v
+    for at in range(k // 2 - 1, -1, -1):
+        sink(values, places, at, k)
+    for begin in range(k, x.shape[0], LOOKED_AT):
+        end = min(begin + LOOKED_AT, x.shape[0])
+        if largest(x[begin:end]) > values[0]:
+            for v in range(begin, end):
+                if x[v] > values[0]:
+                    values[0], places[0] = x[v], v
+                    sink(values, places, 0, k)
+    for size in range(k - 1, 0, -1):
+        values[0], values[size] = values[size], values[0]
+        places[0], places[size] = places[size], places[0]
+        sink(values, places, 0, size)
+
+
+@ordered
 def best_of(x: Floats, k: int, values: Floats, places: Integers) -> None:
     """The k largest of x and where they are, best first, the earlier one first among equals."""
     if k > INSERTED:
-        order = np.argsort(-x, kind="mergesort")
-        for i in range(k):
-            places[i] = order[i]
-            values[i] = x[order[i]]
+        best_in_heap(x, k, values, places)
         return
     for v in range(k):
         insert(x[v], v, v, values, places)
