@@ -110,8 +110,11 @@ async def read_object(
 def _check_json(request: Request) -> None:
     """Refuses what a page of another origin can have a browser send without asking first.
 
-    That is said to be a form or text. Clients that are no browsers may say what they like.
+    That is a POST that is said to be a form or text; for any other method a browser asks first.
+    Clients that are no browsers may say of text what they like.
     """
+    if request.method != "POST":
+        return
     said = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     from_page = any(name in request.headers for name in ("origin", "referer", "sec-fetch-site"))
     if said in FORMS or (said == "text/plain" and from_page):

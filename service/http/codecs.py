@@ -87,7 +87,7 @@ class Bounds(NamedTuple):
         self.check_rows(rows)
         if self.width is not None and width != self.width and width:
             raise WrongWidth(
-                f"The rows of 'inputs' have {width} numbers; this model's have {self.width}."
+                f"Inputs have shape [{rows}, {width}]; [rows, {self.width}] is expected."
             )
 
     def check_rows(self, rows: int) -> None:
@@ -284,7 +284,7 @@ def rows(
             raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
         if packer is None:
             if not first:
-                bounds.check(1, len(row))
+                bounds.check(len(inputs), len(row))
             packer = _packer(bounds.width if first and bounds.width else len(row))
         if len(row) * 4 != packer.size:
             raise RaggedRows(

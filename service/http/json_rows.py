@@ -84,6 +84,7 @@ def parse_rows(body: bytes, begin: int, end: int, bounds: Bounds) -> Parsed:
         if not rows:
             break
         bounds.check_rows(found + len(rows))
+        _check_width(rows[0], bounds)
         suspicious = b"u" in piece or b"l" in piece  # true, false or null
         parsed.append(codecs.rows(rows, suspicious, bounds, first=found))
         found += len(rows)
@@ -91,6 +92,12 @@ def parse_rows(body: bytes, begin: int, end: int, bounds: Bounds) -> Parsed:
     if not parsed:
         raise EmptyBatch("'inputs' holds no row.")
     return np.concatenate(parsed)
+
+
+def _check_width(row: object, bounds: Bounds) -> None:
+    """Of the first row of a piece: how many rows there are is not known yet."""
+    if isinstance(row, list) and len(row) != bounds.width:
+        raise WrongWidth(f"A row has {len(row)} numbers; this model's rows have {bounds.width}.")
 
 
 def _piece_of_rows(body: bytes, at: int, end: int, row_bytes: int) -> tuple[bytes, int]:

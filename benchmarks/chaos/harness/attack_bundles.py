@@ -292,7 +292,7 @@ ATTACKS = (
     Attack("huge expert", _graph(EXPERT, _huge_dims), "experts/000.onnx"),
     Attack("huge gate", _graph(GATE, _huge_dims), "gate.onnx"),
     Attack("huge extra tensor", _graph(EXPERT, _huge_extra), "experts/000.onnx"),
-    Attack("control flow", _graph(EXPERT, _control_flow), "operator 'Loop'"),
+    Attack("control flow", _graph(EXPERT, _control_flow), "('Loop')"),
     Attack("foreign operators", _graph(GATE, _foreign_code), "com.example"),
     Attack("gate of NaN", _graph(GATE, _no_numbers), "NaN"),
     Attack("weights of NaN", _nan_weights, "NaN"),

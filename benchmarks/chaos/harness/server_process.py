@@ -18,6 +18,7 @@ from service.bench.server import ServerProcess
 
 # The models folder is looked at more often than usual, so that a scenario need not wait.
 WATCHING = {"DSS_REPOSITORY__POLL_SECONDS": "0.2"}
+UNCHECKED = {"DSS_REPOSITORY__CHECK_MEMORY": "false"}  # whatever a manifest claims is looked at
 POLL_SECONDS = 0.02
 
 

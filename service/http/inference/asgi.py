@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from service.http.body import BodyTimeout, BodyTooLarge, TooManyBytes, read_body
+from service.http.body import BodyTimeout, BodyTooLarge, ByteBudget, TooManyBytes, read_body
 from service.http.inference.handler import Header, InferenceHandler
 from service.http.inference.request import InferenceRequest, Outcome, Pending
 from service.http.inference.routes import NEEDS, Place
@@ -43,7 +43,7 @@ async def answer(
         if isinstance(error, LEAVE_BODY) and not await _body_has_arrived(error, headers, receive):
             await _send_early(outcome, receive, send)
         else:
-            await _send(outcome, send)
+            await _send(outcome, send, state.budget)
         return
     step = request.respond(head, body)
     while isinstance(step, asyncio.Future):
@@ -53,7 +53,7 @@ async def answer(
         step = request.complete(head, step)
     outcome = step
     del request, body, step  # the client may take long to read what came of them
-    await _send(outcome, send)
+    await _send(outcome, send, state.budget)
 
 
 async def _body_has_arrived(error: Exception, headers: Iterable[Header], receive: Receive) -> bool:
@@ -87,13 +87,26 @@ async def _until_disconnected(receive: Receive) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _send(outcome: Outcome, send: Send) -> None:
+async def _send(outcome: Outcome, send: Send, budget: ByteBudget) -> None:
     status, headers, content, more = outcome
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    for part in (content, *more):
-        await send({"type": "http.response.body", "body": part, "more_body": bool(more)})
+    await send({"type": "http.response.body", "body": content, "more_body": bool(more)})
     if more:
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await _send_more(more, send, budget)
+
+
+async def _send_more(parts: Sequence[bytes], send: Send, budget: ByteBudget) -> None:
+    """Parts that wait for the client count as unread."""
+    waiting = sum(map(len, parts))
+    budget.taken += waiting
+    try:
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            budget.taken -= len(part)
+            waiting -= len(part)
+    finally:
+        budget.taken -= waiting
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_early(outcome: Outcome, receive: Receive, send: Send) -> None:

@@ -364,7 +364,7 @@ def test_what_clients_make_up_is_not_kept_without_end(app: Application) -> None:
             JSON,
             b'{"inputs": [[1, 2]]}',
             422,
-            "The rows of 'inputs' have 2 numbers; this model's have 4.",
+            "Inputs have shape [1, 2]; [rows, 4] is expected.",
         ),
     ],
 )
