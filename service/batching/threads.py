@@ -5,12 +5,17 @@ that is stuck cannot be ended; it is given up, and another one is started in its
 """
 
 import logging
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 logger = logging.getLogger(__name__)
+
+LONG_NICENESS = 10
 
 Turn = Callable[[], bool]  # makes one call, and says whether there is more to compute
 
@@ -18,9 +23,10 @@ Turn = Callable[[], bool]  # makes one call, and says whether there is more to c
 class ThreadGroup:
     """At most so many threads; they are started when there is work for them, and then kept."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, niceness: int = 0) -> None:
         self._name = name
         self._most = most
+        self._niceness = niceness  # how readily they leave a CPU to others
         self._changed = threading.Condition()
         self._turns: deque[Turn] = deque()
         self._threads: set[threading.Thread] = set()
@@ -75,6 +81,9 @@ class ThreadGroup:
             raise
 
     def _work(self) -> None:
+        if self._niceness and sys.platform == "linux":  # elsewhere it is the whole process's
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while (turn := self._next_turn()) is not None:
             if turn():
                 with self._changed:
@@ -105,7 +114,8 @@ class EngineThreads(NamedTuple):
     @classmethod
     def of(cls, cpus: int) -> Self:
         """Long calls leave a CPU to the short ones, if there are several."""
-        return cls(ThreadGroup("engine", cpus), ThreadGroup("engine, long calls", max(1, cpus - 1)))
+        long = ThreadGroup("engine, long calls", max(1, cpus - 1), LONG_NICENESS)
+        return cls(ThreadGroup("engine", cpus), long)
 
     def start(self) -> None:
         for group in self:
