@@ -65,8 +65,8 @@ def _attacks(found: Mapping[str, Any]) -> str:
     """One row for each attack and number of connections; nothing before any has run."""
     heads = [
         "scenario", "attack", "connections", "p99 without", "beside ordinary requests",
-        "beside the attack", "ratio", "tries", "answered", "429", "failed", "lost", "wrong", "above idle",
-        "workers lost", "/livez late", "attackers got",
+        "beside the attack", "ratio", "tries", "answered", "429", "failed", "lost", "wrong",
+        "above idle", "workers lost", "/livez late", "attackers got",
     ]  # fmt: skip
     rows = [
         [
@@ -77,7 +77,7 @@ def _attacks(found: Mapping[str, Any]) -> str:
             _milliseconds(point["p99_harmless_ms"]),
             _milliseconds(point["p99_ms"]),
             "none" if point["ratio"] is None else f"{point['ratio']:.2f}",
-            point["tries"],
+            f"{point['tries']}",
             f"{point['goodput']:.0%}",
             f"{point['rejected']:,}",
             _by_kind(point["failed"]),

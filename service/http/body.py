@@ -11,6 +11,7 @@ from service.http import codecs
 from service.http.codecs import InvalidField, UnsupportedMediaType
 from service.settings import Limits
 
+LARGE_SHARE = 0.5  # of what all may hold together: the rest is for small requests
 OBJECT_BYTES = 65_536  # of a body that is no query
 JSON = "application/json"
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -41,6 +42,15 @@ class ByteBudget:
         if self.taken + size > self.most:  # also by answers, which are counted when they are there
             raise TooManyBytes("The server holds as many bytes as it may; try again soon.")
         self.taken += size
+
+    def take_large(self, size: int) -> None:
+        self.check_large(size)
+        self.taken += size
+
+    def check_large(self, size: int) -> None:
+        """Of one large body or answer: those may take half of the room, or be alone."""
+        if self.taken and self.taken + size > self.most * LARGE_SHARE:
+            raise TooManyBytes("The server holds many large bodies and answers; try again soon.")
 
     def check(self) -> None:
         """Raises TooManyBytes if nothing more may be held."""

@@ -29,6 +29,7 @@ from service.topk import Answered
 TARGETS_KEPT = 1024  # clients choose how they spell a version or an alias
 TIMEOUT = b"dss-timeout"
 LARGE_BODY = 2 * PIECE_BYTES  # is decoded in pieces
+LARGE_ANSWER = 131_072  # bytes in JSON, at most: is encoded in pieces
 NUMBER_BYTES = 20  # of a log-probability in JSON, and the commas around it, a class and a label
 
 Header = tuple[bytes, bytes]
@@ -166,7 +167,10 @@ class InferenceHandler(ABC, Generic[HeadT]):
             k = model.default_k
         rows, limits = len(hidden), self.state.settings.limits
         check_limits(rows, k, limits)
-        if rows * k * self.answer_bytes(head, asked, target) > limits.max_answer_bytes:
+        size = rows * k * self.answer_bytes(head, asked, target)
+        if size > LARGE_ANSWER:
+            self.state.budget.check_large(size)
+        if size > limits.max_answer_bytes:
             raise AnswerTooLarge(
                 f"The answer to {rows} rows with k = {k} may take more than"
                 f" {limits.max_answer_bytes} bytes; ask for fewer rows or a smaller k."

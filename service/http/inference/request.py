@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 from service.errors import DSSError
 from service.http import problems
-from service.http.inference.handler import Asked, Header, InferenceHandler, RequestHead, Target
+from service.http.inference.handler import (
+    LARGE_ANSWER,
+    Asked,
+    Header,
+    InferenceHandler,
+    RequestHead,
+    Target,
+)
 from service.http.inference.routes import Place
 from service.http.observer import ID_HEADER, NO_TRACE_HEADERS, ObservedRequest, TraceHeaders
 from service.topk import Answered, DeadlineExceeded, TopK
@@ -30,8 +37,6 @@ class Outcome(NamedTuple):
 
 
 Pending = asyncio.Future[Any]  # of an Answered, or of an Outcome
-
-LARGE_ANSWER = 131_072  # bytes in JSON, at most: is encoded in pieces
 
 
 class InferenceRequest(ObservedRequest):
@@ -107,7 +112,7 @@ class InferenceRequest(ObservedRequest):
         """Refuses what there is no room for, before any of it is decompressed or decoded."""
         size = self._handler.large_body_bytes(head.head, body)
         self._state.pieces.admit(size)
-        self._state.budget.take(size)
+        self._state.budget.take_large(size)
         pieces = self._handler.body_in_pieces(head.head, body, size, target.bounds)
         asked = self._state.pieces.run(pieces, size, self.arrived + head.seconds)
         asked.add_done_callback(lambda _: self._state.budget.give_back(size))
@@ -126,8 +131,7 @@ class InferenceRequest(ObservedRequest):
     async def _encode_large(self, head: RequestHead, answer: Answered) -> Outcome:
         assert self._target is not None and self._asked is not None  # noqa: S101
         size = answer.classes.size * self._target.json_bytes
-        self._state.budget.check()  # other answers may have been written since it was admitted
-        self._state.budget.taken += size
+        self._state.budget.take_large(size)
         try:
             pieces = self._handler.encode_large(head.head, self._asked, self._target, answer)
             encoded = self._state.pieces.run(pieces, size, self.arrived + head.seconds)
