@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from service.errors import DSSError, Kind
 from service.http.codecs import MalformedBody, UnsupportedMediaType
+from service.http.pieces import PIECE_BYTES
 from service.settings import Limits
 
 Header = tuple[bytes, bytes]
@@ -20,7 +21,6 @@ Header = tuple[bytes, bytes]
 LEVEL = 1
 WORTHWHILE = 1024  # bytes of an answer: a shorter one hardly shrinks
 LONGEST = 256 * 1024  # of an answer that is compressed: a longer one takes too long
-PIECE_BYTES = 32_768  # that are compressed or decompressed at once
 FREE_BYTES = 2**20  # that a body may always grow to, however well it compresses
 NO_QUALITY = re.compile(rb"\s*q=0(\.0*)?\s*")
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from service.errors import EmptyBatch, WrongWidth
 from service.http import codecs
 from service.http.codecs import Bounds, InvalidField, MalformedBody
+from service.http.pieces import PIECE_BYTES
 
-PIECE_BYTES = 32_768
 MOST_BESIDE_BYTES = 65_536  # of a body, besides its numbers
 NUMBER_BYTES = 64  # that a number may take, with the white space around it
 SEPARATOR_BYTES = 1024  # between two rows
