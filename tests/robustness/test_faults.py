@@ -1,6 +1,7 @@
 """Faults under load, each in its quick form; `make chaos` runs the long ones.
 
-Overload and soak are left to it: beside other tests they would tell nothing.
+Overload, soak and the attacks beside ordinary traffic are left to it: beside other tests their
+latencies would tell nothing.
 """
 
 from pathlib import Path
@@ -23,6 +24,9 @@ from benchmarks.chaos.scenarios.registry import scenario
         "idle",
         "slow",
         "swaps",
+        "upgrade",
+        "memory_at_load",
+        "restart",
     ],
 )
 def test_a_fault_under_load(name: str, tmp_path: Path) -> None:

@@ -83,10 +83,13 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, client
 
 
-def slow_socket(port: int, client: ssl.SSLContext | None = None) -> socket.socket:
-    """Of a client whose kernel takes little that it has not read."""
+def slow_socket(
+    port: int, client: ssl.SSLContext | None = None, *, room: int | None = 65_536
+) -> socket.socket:
+    """Of a client whose kernel takes little that it has not read; None: as much as by default."""
     plain = socket.socket()
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    if room is not None:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
     plain.settimeout(30)
     plain.connect(("127.0.0.1", port))
     return plain if client is None else client.wrap_socket(plain, server_hostname="127.0.0.1")

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -71,6 +72,20 @@ def test_who_does_not_read_is_cut_off(tmp_path: Path, way: Way, tls: Tls | None)
                         pass
 
 
+def test_the_kernel_does_not_hide_that_an_answer_is_unread(
+    tmp_path: Path, way: Way, tls: Tls | None
+) -> None:
+    rows = 300  # 3 MB of answer: all of it would find room in the kernel
+    limits = Limits(read_seconds=0.5)
+    asked = request(0, orjson.dumps({"inputs": [[7, 0, 0, 0]] * rows, "k": K}))
+    with served(tmp_path, way, tls=tls, limits=limits) as server:
+        client = None if tls is None else tls[1]
+        with slow_socket(server.port, client, room=None) as connection:
+            connection.sendall(asked)
+            wait_until(lambda: server.budget.taken > 2**20)
+            wait_until(lambda: not server.connections())
+
+
 def test_who_asked_for_the_end_and_does_not_read_is_cut_off(
     tmp_path: Path, way: Way, tls: Tls | None
 ) -> None:
@@ -129,6 +144,9 @@ class Full(asyncio.Transport):
         self.sent = bytearray()
         self.ended: str | None = None
         self.paced: PacedTransport | None = None
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return Mock(spec=socket.socket) if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

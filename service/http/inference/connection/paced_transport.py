@@ -6,12 +6,17 @@ what waits here is counted from the moment it is written.
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from service.http.body import ByteBudget
 
 PIECE_BYTES = 65_536  # also what a transport may hold before it says that it is full
+# The kernel takes no more than this ahead of what the client has room for. By default it takes
+# megabytes: an answer that nobody reads would look sent, and its connection idle.
+KERNEL_BYTES = 131_072
 
 
 class PacedTransport(asyncio.Transport):
@@ -36,6 +41,9 @@ class PacedTransport(asyncio.Transport):
         self._read_pauses: set[str] = set()  # who does not want to read
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
         transport.set_write_buffer_limits(PIECE_BYTES)
+        client = transport.get_extra_info("socket")
+        with suppress(OSError):  # not every socket is a TCP socket
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_BYTES)
 
     # --- writing -----------------------------------------------------------------------------
 
