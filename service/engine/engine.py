@@ -89,8 +89,8 @@ class Engine:
         searched = experts if k <= self._smallest else max(experts, 1 + int(k / self._mean))
         searched = min(max(searched, 1), self.n_experts)
         classes = self._largest[searched]
-        if self._faithful:  # all classes are scanned instead
-            classes = min(classes, self.n_classes)
+        if self._faithful and (experts == self.n_experts or classes > self.n_classes):
+            classes = self.n_classes  # all are scanned instead
         return self.n_experts + classes + searched * k
 
     def topk(

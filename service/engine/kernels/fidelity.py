@@ -162,7 +162,8 @@ def search_ranked(
         total = 0
         for place in range(g):
             total += classes_of(lists, ranked[b * m + place])
-        searched[b] = g if total < classes_of(lists, n_experts) else 0
+        few = g < n_experts and total < classes_of(lists, n_experts)
+        searched[b] = g if few else 0
     for place in range(g):
         count = 0
         for b in range(n):
