@@ -313,9 +313,7 @@ def answer(
     answers.largest[:] = -np.inf
     seconds[:], worked[:], searched[:] = 0, 0, 0
     work = Work(seconds, worked)
-    answer_rows(
-        lists, hidden, g, ranked, gates, rule, features, answers, work, searched, rungs
-    )
+    answer_rows(lists, hidden, g, ranked, gates, rule, features, answers, work, searched, rungs)
     for b in range(n):
         for i in range(best.counts[b]):
             difference = best.scores[b, i] - answers.normalisers[b]

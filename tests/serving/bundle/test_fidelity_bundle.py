@@ -21,7 +21,7 @@ from onnx import numpy_helper
 
 from service import bundle, errors, npy
 from service.bundle import graphs
-from service.bundle.format import MANIFEST
+from service.bundle.format import MANIFEST, ROW_FILES
 from service.engine import Engine
 from service.engine.graph_comparison import compare_graphs
 from service.engine.verification import verify_answers
@@ -86,7 +86,7 @@ def test_an_accuracy_bundle_with_its_head(headed: bundle.Bundle) -> None:
     assert manifest.format_version == 4 and manifest.objective == "accuracy"
     assert "contract" not in json.loads((headed.path / MANIFEST).read_text())
     names = {name for name in manifest.files if name.startswith("head/")}
-    assert names == {f"head/{name}" for name in ("head.onnx", "weights.bin", "quantised.bin", "scales.npy")}
+    assert names == {f"head/{name}" for name in ROW_FILES}
     assert headed.rows is not None and headed.rows.weights.dtype == np.float32
     assert bundle.read(headed.path).rows is None  # only if it is wanted
     full = bundle.read(headed.path, head=True)
@@ -196,9 +196,7 @@ def contract(**changes: object) -> Change:
         (contract(thresholds=[[0.0] * 3, [0.0, float("nan"), 0.0]]), errors.ManifestMalformed),
     ],
 )
-def test_a_lying_manifest(
-    folder: Path, change: Change, expected: type[errors.BundleError]
-) -> None:
+def test_a_lying_manifest(folder: Path, change: Change, expected: type[errors.BundleError]) -> None:
     rewrite_manifest(folder, change)
     with pytest.raises(expected) as refusal:
         bundle.read(folder)
@@ -397,7 +395,5 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="fidelity bundle"):
             bundle.write(tmp_path / "1", **given, **more)
     with pytest.raises(errors.WeightsNotFinite, match="rest"):
-        bundle.write(
-            tmp_path / "1", **given, objective="fidelity", head=head, rest=rest + np.nan
-        )
+        bundle.write(tmp_path / "1", **given, objective="fidelity", head=head, rest=rest + np.nan)
     assert not (tmp_path / "1").exists()

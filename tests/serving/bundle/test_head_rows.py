@@ -11,13 +11,11 @@ from service.bundle.head_rows import measured, quantise
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 40), st.integers(1, 70), st.integers(-44, 38), st.integers(0, 2**32 - 1)
-)
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(-44, 38), st.integers(0, 2**32 - 1))
 def test_bounds_hold_for_rows_of_any_size(n: int, width: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     weights = (rng.uniform(-1, 1, (n, width)) * 10.0**size).astype(np.float32)
-    weights[:: 5] = 0
+    weights[::5] = 0
     quantised, scales = quantise(weights)
     rows = measured("head", weights, quantised, scales, None)
     whole = quantised.astype(np.float64) * scales[:, None].astype(np.float64)

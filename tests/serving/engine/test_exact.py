@@ -74,9 +74,7 @@ def test_numbers_of_every_size(
 
 @examples
 @given(shapes, st.integers(1, 40), seeds, st.sampled_from([1e2, 1e6, 1e30, 3e38]))
-def test_a_few_huge_coordinates(
-    shape: tuple[int, int], k: int, seed: int, largest: float
-) -> None:
+def test_a_few_huge_coordinates(shape: tuple[int, int], k: int, seed: int, largest: float) -> None:
     rng = np.random.default_rng(seed)
     head = rng.normal(size=shape).astype(np.float32)
     hidden = rng.normal(size=(2, shape[1])).astype(np.float32)

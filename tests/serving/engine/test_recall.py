@@ -91,9 +91,7 @@ def test_difficult_rows_are_escalated(hidden: Floats, k: int, recall: float) -> 
     assert (answer.classes[escalated] == exact[escalated]).all()
     assert (answer.classes[~escalated] == usual.classes[~escalated]).all()
     exactly = engine.topk(hidden, k, mode=Mode(exact=True))
-    np.testing.assert_allclose(
-        answer.log_probs[escalated], exactly.log_probs[escalated], atol=1e-5
-    )
+    np.testing.assert_allclose(answer.log_probs[escalated], exactly.log_probs[escalated], atol=1e-5)
 
 
 @pytest.mark.parametrize(("recall", "k"), [(0.95, 3), (0.995, 3), (0.5, 6), (1.0, 1)])
