@@ -74,6 +74,26 @@ class ExpertsOutOfRange(QueryError):
     pass
 
 
+class ModesConflict(QueryError):
+    """More than one of exact, recall and rescore was asked for, or experts with one without any."""
+
+
+class NoHead(QueryError):
+    """An exact answer needs the rows of the full softmax."""
+
+
+class NoContract(QueryError):
+    """A promise of recall needs a calibration."""
+
+
+class RecallOutOfRange(QueryError):
+    pass
+
+
+class RescoreUnsuitable(QueryError):
+    pass
+
+
 class BackendUnsuitable(DSSError):
     """The chosen backend cannot serve such a bundle."""
 

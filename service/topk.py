@@ -4,14 +4,31 @@ B rows, D hidden, K experts, k answers.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import DSSError, Kind
 
+if TYPE_CHECKING:
+    from service.bundle.contract import Contract
+
+Objective = Literal["accuracy", "fidelity"]  # what a layer was made for
+
 NO_CLASS = -1  # in place of a class id where an expert holds fewer than k classes
+
+
+class Mode(NamedTuple):
+    """What an answer must be, beyond what the gate's best experts hold; at most one is asked."""
+
+    exact: bool = False  # the head's own k best, proven
+    recall: float | None = None  # a promise, in (0, 1]: rows that may miss it are answered exactly
+    rescore: bool = False  # of an accuracy bundle: candidates ranked by the head's own rows
+
+
+SPARSE = Mode()
+RUNGS = ("sparse", "escalated", "exact")  # how a row's answer was found
 
 
 class TopK(NamedTuple):
@@ -24,6 +41,9 @@ class TopK(NamedTuple):
     gate_seconds: float
     expert_rows: NDArray[np.int64]  # [K] how many rows each expert was searched for
     expert_seconds: NDArray[np.float64]  # [K] how long that took
+    # Only where a mode was asked for.
+    searched: NDArray[np.int64] | None = None  # [B] experts searched; 0: all classes were scanned
+    rungs: NDArray[np.uint8] | None = None  # [B] index into RUNGS
 
 
 class QueueFull(DSSError):
@@ -57,13 +77,23 @@ class TopKEngine(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def n_reachable(self) -> int: ...
-    def check(self, hidden: NDArray[np.generic], k: int, experts: int = 1) -> None:
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def can_exact(self) -> bool: ...
+    @property
+    def contract(self) -> "Contract | None": ...
+    def check(
+        self, hidden: NDArray[np.generic], k: int, experts: int = 1, mode: Mode = SPARSE
+    ) -> None:
         """Raise the QueryError that `topk` would."""
 
-    def row_scores(self, k: int, experts: int) -> int:
+    def row_scores(self, k: int, experts: int, mode: Mode = SPARSE) -> int:
         """About how many scores a row takes, at most: what its cost goes by."""
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK: ...
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int = 1, mode: Mode = SPARSE
+    ) -> TopK: ...
 
 
 class Observer(Protocol):
@@ -91,6 +121,8 @@ class Answer(NamedTuple):
     experts: NDArray[np.int64]  # [B]
     gates: NDArray[np.float32]  # [B]
     call: Call
+    searched: NDArray[np.int64] | None = None  # [B], where a mode was asked for
+    rungs: NDArray[np.uint8] | None = None  # [B] index into RUNGS, likewise
 
 
 Answered = Answer | TopK

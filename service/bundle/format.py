@@ -6,10 +6,12 @@ from typing import Any, Literal
 import numpy as np
 
 from service.bundle import graphs
+from service.topk import Objective as Objective
 
 FORMAT_VERSION = 2
 HEAD_VERSION = 3  # the first that may hold a head
-READABLE_VERSIONS = (1, 2, 3)
+ROWS_VERSION = 4  # the first whose head is stored by row, as it is and in whole steps
+READABLE_VERSIONS = (1, 2, 3, 4)
 
 MANIFEST = "manifest.json"
 GATE = "gate.onnx"
@@ -18,7 +20,12 @@ CLASSES = "index/classes.npy"
 LABELS = "labels.txt"
 SAMPLES = "samples.npy"
 WEIGHTS, QUANTISED = "weights.bin", "quantised.bin"  # in experts/, beside the graphs
-HEAD_GRAPH, HEAD_WEIGHTS = "head/head.onnx", f"head/{WEIGHTS}"
+EXPERTS, HEAD = "experts", "head"  # folders
+HEAD_FILE, SCALES = "head.onnx", "scales.npy"
+HEAD_GRAPH, HEAD_WEIGHTS = f"{HEAD}/{HEAD_FILE}", f"{HEAD}/{WEIGHTS}"
+# Of a head of version 4: in the folder head, or in experts if they share its rows.
+ROW_FILES = (HEAD_FILE, WEIGHTS, QUANTISED, SCALES)
+REST = "index/rest.npy"  # of a fidelity bundle
 
 Precision = Literal["fp32", "fp16", "int8"]
 # ONNX and numpy types of the matrices in weights.bin.
@@ -27,6 +34,7 @@ STORED: Mapping[Precision, tuple[int, np.dtype[Any]]] = {
     "fp16": (graphs.FLOAT16, np.dtype("<f2")),
     "int8": (graphs.FLOAT, np.dtype("<f4")),
 }
+ROW_TYPE = np.dtype("<f4")  # of the rows of a head of version 4
 QUANTISED_TYPE = np.dtype(np.int8)  # of the matrices in quantised.bin
 
 

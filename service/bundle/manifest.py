@@ -8,9 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from service import errors
+from service.bundle.contract import Contract
 from service.bundle.format import (
     CLASSES,
+    EXPERTS,
     GATE,
+    HEAD,
     HEAD_GRAPH,
     HEAD_VERSION,
     HEAD_WEIGHTS,
@@ -20,9 +23,14 @@ from service.bundle.format import (
     QUANTISED,
     QUANTISED_TYPE,
     READABLE_VERSIONS,
+    REST,
+    ROW_FILES,
+    ROW_TYPE,
+    ROWS_VERSION,
     SAMPLES,
     STORED,
     WEIGHTS,
+    Objective,
     Precision,
     expert_file,
 )
@@ -88,8 +96,17 @@ class Manifest(BaseModel):
     labels: bool
     samples: int = Field(ge=0)
     training: TrainingFacts
-    head: bool = False  # the bundle holds the full softmax, to compare answers with
+    head: bool = False  # the bundle holds the full softmax
+    objective: Objective = "accuracy"
+    contract: Contract | None = None
     files: dict[str, FileEntry]
+
+    @property
+    def rows_folder(self) -> str | None:
+        """Where the head's rows lie, as they are and in whole steps; None if it has none such."""
+        if not self.head or self.format_version < ROWS_VERSION:
+            return None
+        return EXPERTS if self.objective == "fidelity" else HEAD
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -113,12 +130,15 @@ def read_manifest(path: Path) -> Manifest:
     check_values(fields)
     if found not in READABLE_VERSIONS or isinstance(found, bool):
         raise errors.UnknownFormatVersion(
-            f"The bundle has format version {repr(found)[:40]}; this release reads 1 to 3."
+            f"The bundle has format version {repr(found)[:40]}; this release reads 1 to 4."
         )
     if found == 1 and "precision" in fields:
         raise errors.ManifestMalformed(f"{MANIFEST} of version 1 states a precision.")
     if found < HEAD_VERSION and "head" in fields:
         raise errors.ManifestMalformed(f"{MANIFEST} of version {found} states a head.")
+    for key in ("objective", "contract"):
+        if found < ROWS_VERSION and key in fields:
+            raise errors.ManifestMalformed(f"{MANIFEST} of version {found} states the {key}.")
     _check_manifest_checksum(content, fields.get("checksum"))
     try:
         manifest = Manifest.model_validate(fields)
@@ -129,6 +149,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{MANIFEST} is wrong at {where}: {first['msg']}."
         ) from error
     _check_counts(manifest)
+    _check_objective(manifest)
     _check_file_set(manifest)
     _check_matrix_sizes(manifest)
     return manifest
@@ -154,6 +175,20 @@ def _check_counts(manifest: Manifest) -> None:
         raise errors.ShapeWrong(f"{MANIFEST} needs one training utilization for each expert.")
 
 
+def _check_objective(manifest: Manifest) -> None:
+    if manifest.format_version >= ROWS_VERSION and not manifest.head:
+        raise errors.ManifestMalformed(f"{MANIFEST} of version 4 states no head.")
+    contract, faithful = manifest.contract, manifest.objective == "fidelity"
+    if faithful and manifest.precision != "int8":
+        raise errors.ManifestMalformed(f"{MANIFEST} of a fidelity bundle states another precision.")
+    if contract is None:
+        return
+    if not faithful:
+        raise errors.ManifestMalformed(f"{MANIFEST} of an accuracy bundle states a contract.")
+    if any(len(numbers) != manifest.n_experts for numbers in contract.experts):
+        raise errors.ShapeWrong(f"The contract needs one number for each expert in {MANIFEST}.")
+
+
 def _check_file_set(manifest: Manifest) -> None:
     for name in manifest.files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
@@ -163,7 +198,11 @@ def _check_file_set(manifest: Manifest) -> None:
     if manifest.format_version > 1:
         expected |= {f"experts/{WEIGHTS}"}
         expected |= {f"experts/{QUANTISED}"} if manifest.precision == "int8" else set()
-    expected |= {HEAD_GRAPH, HEAD_WEIGHTS} if manifest.head else set()
+    if manifest.rows_folder is not None:
+        expected |= {f"{manifest.rows_folder}/{name}" for name in ROW_FILES}
+        expected |= {REST} if manifest.objective == "fidelity" else set()
+    elif manifest.head:
+        expected |= {HEAD_GRAPH, HEAD_WEIGHTS}
     expected |= {LABELS} if manifest.labels else set()
     expected |= {SAMPLES} if manifest.samples else set()
     for name in sorted(expected ^ manifest.files.keys()):
@@ -174,11 +213,17 @@ def _check_file_set(manifest: Manifest) -> None:
 def _check_matrix_sizes(manifest: Manifest) -> None:
     numbers = sum(manifest.expert_sizes) * manifest.hidden_size
     stored = STORED[manifest.precision][1]
+    head_numbers = manifest.n_classes * manifest.hidden_size
     expected = {
         f"experts/{WEIGHTS}": numbers * stored.itemsize,
         f"experts/{QUANTISED}": numbers * QUANTISED_TYPE.itemsize,
-        HEAD_WEIGHTS: manifest.n_classes * manifest.hidden_size * stored.itemsize,
+        HEAD_WEIGHTS: head_numbers * stored.itemsize,
     }
+    if manifest.rows_folder is not None:
+        expected |= {
+            f"{manifest.rows_folder}/{WEIGHTS}": head_numbers * ROW_TYPE.itemsize,
+            f"{manifest.rows_folder}/{QUANTISED}": head_numbers * QUANTISED_TYPE.itemsize,
+        }
     for name, size in expected.items():
         entry = manifest.files.get(name)
         if entry is not None and entry.bytes != size:
