@@ -83,11 +83,12 @@ def open_model(
 ) -> Model:
     """Read a bundle if there is memory for it, build its engine and warm it up. The engine keeps
     what it needs of it."""
-    rate = settings.shadow.rate
     manifest = read_manifest(path)
-    needed = load_bytes(manifest, settings.engine.backend, head=rate > 0)
+    exact = settings.repository.load_heads and manifest.rows_folder is not None
+    head = exact or settings.shadow.rate > 0
+    needed = load_bytes(manifest, settings.engine.backend, head=head)
     with room.admitted(manifest.checksum, needed):
-        opened = bundle.read(path, snapshot, head=rate > 0, manifest=manifest)
+        opened = bundle.read(path, snapshot, head=head, manifest=manifest)
         return _open(name, version, opened, settings, metrics, engine_factory, threads)
 
 
