@@ -6,6 +6,7 @@ Top-k bodies are described here too, but codecs.py reads and writes them without
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 
 class Problem(BaseModel):
@@ -31,10 +32,8 @@ class TopKRequest(BaseModel):
     exact: bool = Field(
         default=False, description="Answer the k best of the whole output layer, proven"
     )
-    recall: float | None = Field(
+    recall: Annotated[float, Field(gt=0, le=1)] | SkipJsonSchema[None] = Field(
         default=None,
-        gt=0,
-        le=1,
         description="The share of the output layer's k best that must be found, on average: rows"
         " that might miss more are answered exactly",
     )

@@ -1,5 +1,4 @@
-"""How rows were answered, by the experts searched or by a scan; under which promise, and what became
-of it.
+"""How rows were answered, by experts or by a scan; under which promise, and what became of it.
 
 Rows that were answered without a mode are counted by nobody but the total of all rows: what is not
 said to be escalated or exact is sparse.
