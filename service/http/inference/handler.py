@@ -166,7 +166,7 @@ class InferenceHandler(ABC, Generic[HeadT]):
         """Settles how a request is answered that names no mode, or asks for a promise."""
         mode = target.mode if asked.mode is None else asked.mode
         if mode.recall is None:
-            return asked if mode is SPARSE else asked._replace(mode=mode)
+            return asked
         settings = self.state.settings.answers
         mode, promise = promises.promised(target.model, mode, len(asked.hidden), settings)
         return asked._replace(mode=mode, promise=promise)
@@ -175,7 +175,7 @@ class InferenceHandler(ABC, Generic[HeadT]):
         self, head: HeadT, target: Target, asked: Asked, deadline: float
     ) -> "Answered | asyncio.Future[Answered]":
         """Asks the model's batcher, within the limits of a request."""
-        hidden, k, experts, mode, media_type, *_ = asked
+        hidden, k, experts, mode, media_type, _, _, _ = asked
         model = target.model
         mode = mode or SPARSE
         if k is None:

@@ -100,6 +100,7 @@ class InferenceRequest(ObservedRequest):
     def _ask(
         self, head: RequestHead, asked: Asked, target: Target
     ) -> "Answered | asyncio.Future[Answered]":
+        self._asked = asked
         self._asked = asked = self._handler.settle_mode(asked, target)
         seconds = head.seconds if asked.seconds is None else min(head.seconds, asked.seconds)
         deadline = self.arrived + seconds
