@@ -81,7 +81,11 @@ def write(
     if path.exists():
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
     faithful = objective == "fidelity"
-    if faithful != (weight is None) or faithful != (rest is not None) or (faithful and head is None):
+    if (
+        faithful != (weight is None)
+        or faithful != (rest is not None)
+        or (faithful and head is None)
+    ):
         raise ValueError("A fidelity bundle has head and rest, an accuracy bundle has weight.")
     if faithful and (previews or bias is not None):
         raise ValueError("The experts of a fidelity bundle have the head's rows and its bias.")
@@ -217,7 +221,7 @@ def _shared_files(
     bias: NDArray[np.float32] | None,  # [N]
     rest: NDArray[np.float32],  # [K,D+1]
 ) -> dict[str, bytes | memoryview]:
-    """The graphs of experts that gather the head's rows, and their estimates of all other classes."""
+    """The graphs of experts that gather the head's rows, and their estimates of other classes."""
     files: dict[str, bytes | memoryview] = {REST: npy.write(rest)}
     for expert, (first, end) in enumerate(pairwise(offsets.tolist())):
         if first < end:

@@ -108,7 +108,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
         ("hidden size", f"{facts['hidden_size']:,}"),
-        *([("objective", "fidelity: the head's own rows")] if facts["objective"] == "fidelity" else []),
+        *(
+            [("objective", "fidelity: the head's own rows")]
+            if facts["objective"] == "fidelity"
+            else []
+        ),
         (
             "experts",
             f"{len(facts['experts']):,}"

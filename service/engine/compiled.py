@@ -27,7 +27,7 @@ ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
 class CompiledBackend(Backend):
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         if bundle.shared is not None:
-            raise BackendUnsuitable("Experts that share the head's rows are merged by their scores.")
+            raise BackendUnsuitable("Experts that share the head's rows are merged by score.")
         if any(preview is not None for preview in bundle.previews):
             raise BackendUnsuitable(
                 "The bundle has approximated experts, which only the onnx backend serves."

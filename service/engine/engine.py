@@ -89,8 +89,8 @@ class Engine:
         searched = experts if k <= self._smallest else max(experts, 1 + int(k / self._mean))
         searched = min(max(searched, 1), self.n_experts)
         classes = self._largest[searched]
-        if self._faithful:  # all classes are scanned instead
-            classes = min(classes, self.n_classes)
+        if self._faithful and (experts == self.n_experts or classes > self.n_classes):
+            classes = self.n_classes  # all are scanned instead
         return self.n_experts + classes + searched * k
 
     def topk(
@@ -130,9 +130,7 @@ class Engine:
         classes, log_probs = head.rescored(hidden, k, found)
         searched = np.full(len(hidden), experts, np.int64)
         rungs = np.full(len(hidden), IN_EXPERTS, np.uint8)
-        return found._replace(
-            classes=classes, log_probs=log_probs, searched=searched, rungs=rungs
-        )
+        return found._replace(classes=classes, log_probs=log_probs, searched=searched, rungs=rungs)
 
     def _candidates(self, k: int) -> int:
         return min(max(CANDIDATES_PER_ANSWER * k, CANDIDATES_AT_LEAST), self.n_reachable)
@@ -142,7 +140,7 @@ class Engine:
         if mode.exact + mode.rescore + (mode.recall is not None) > 1:
             raise ModesConflict("Only one of exact, recall and rescore may be asked for.")
         if experts != 1 and not mode.rescore:
-            raise ModesConflict("exact and recall choose the experts themselves; leave experts out.")
+            raise ModesConflict("exact and recall choose experts themselves; leave experts out.")
         if mode.recall is not None and not 0 < mode.recall <= 1:
             raise RecallOutOfRange(
                 f"recall is {mode.recall:g}; a share above 0 and up to 1 is expected."

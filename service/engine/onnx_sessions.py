@@ -25,7 +25,7 @@ Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]  # classes and log-pr
 class OnnxBackend(Backend):
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         if bundle.shared is not None:
-            raise BackendUnsuitable("Experts that share the head's rows are merged by their scores.")
+            raise BackendUnsuitable("Experts that share the head's rows are merged by score.")
         self._n_experts = bundle.manifest.n_experts
         self._hidden_size = bundle.manifest.hidden_size
         self._sizes = bundle.manifest.expert_sizes

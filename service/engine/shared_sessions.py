@@ -57,10 +57,11 @@ class SharedOnnxBackend(Backend):
         found = Found(len(hidden), k)
         work = Work(self._n_experts)
         scored = np.cumsum(self._sizes[ranked], axis=1)  # [B,g] classes
-        few = scored[:, experts - 1] < self._n_classes
+        few = (scored[:, experts - 1] < self._n_classes) & (experts < self._n_experts)
         for rank in range(ranks):
             short = found.classes[:, -1] == NO_CLASS
-            rows = np.flatnonzero(few & ((rank < experts) | short & (scored[:, rank] < self._n_classes)))
+            more = short & (scored[:, rank] < self._n_classes)
+            rows = np.flatnonzero(few & (more if rank >= experts else True))
             self._search(hidden, ranked[:, rank], rows, found, work)
         log_probs = (found.scores - found.normalisers[:, None]).astype(np.float32)
         order_ties(found.classes, log_probs)

@@ -34,7 +34,7 @@ class ClassLists(NamedTuple):
 
 
 def pack(lists: ClassLists) -> Integers:
-    """Their addresses and lengths in one array, valid as long as the lists are kept; see `layer`."""
+    """Their addresses and lengths in one array, valid as long as they are kept; see `layer`."""
     if not all(array.flags.c_contiguous and array.flags.aligned for array in lists):
         raise ValueError("The loops need arrays that are contiguous and aligned.")
     return np.array(

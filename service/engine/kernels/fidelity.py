@@ -162,7 +162,8 @@ def search_ranked(
         total = 0
         for place in range(g):
             total += classes_of(lists, ranked[b * m + place])
-        searched[b] = g if total < classes_of(lists, n_experts) else 0
+        few = g < n_experts and total < classes_of(lists, n_experts)
+        searched[b] = g if few else 0
     for place in range(g):
         count = 0
         for b in range(n):
@@ -312,9 +313,7 @@ def answer(
     answers.largest[:] = -np.inf
     seconds[:], worked[:], searched[:] = 0, 0, 0
     work = Work(seconds, worked)
-    answer_rows(
-        lists, hidden, g, ranked, gates, rule, features, answers, work, searched, rungs
-    )
+    answer_rows(lists, hidden, g, ranked, gates, rule, features, answers, work, searched, rungs)
     for b in range(n):
         for i in range(best.counts[b]):
             difference = best.scores[b, i] - answers.normalisers[b]
