@@ -54,8 +54,8 @@ class TopKAnswer(BaseModel):
     gates: list[float] = Field(description="The gate's value for it")
     searched: list[int] | None = Field(
         default=None,
-        description="How many experts were searched for each row, 0 if all classes were scanned;"
-        " only if exact, recall or rescore is asked for",
+        description="How many experts were searched for each row, 0 if all classes were scanned"
+        " from the start; only if exact, recall or rescore is asked for",
     )
     rungs: list[Literal["sparse", "escalated", "exact"]] | None = Field(
         default=None,

@@ -95,7 +95,7 @@ class FakeEngine:
             gate_seconds=0.001,
             expert_rows=np.array([len(hidden)]),
             expert_seconds=np.array([0.002]),
-            searched=None if rungs is None else np.where(rungs == 0, experts, 0),
+            searched=None if rungs is None else np.where(rungs == RUNGS.index("exact"), 0, experts),
             rungs=rungs,
         )
 

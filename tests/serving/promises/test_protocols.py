@@ -22,8 +22,8 @@ ROWS = np.array([EASY, HARD], np.float32)
 # What is asked, the mode in which the engine is called, the rungs, the experts searched, a promise.
 MODES = [
     ({"exact": True}, Mode(exact=True), ["exact", "exact"], [0, 0], None),
-    ({"recall": 0.95}, Mode(recall=0.99), ["sparse", "escalated"], [1, 0], "kept"),
-    ({"recall": 0.5}, Mode(recall=0.9), ["sparse", "escalated"], [1, 0], "kept"),
+    ({"recall": 0.95}, Mode(recall=0.99), ["sparse", "escalated"], [1, 1], "kept"),
+    ({"recall": 0.5}, Mode(recall=0.9), ["sparse", "escalated"], [1, 1], "kept"),
     ({"recall": 0.999}, Mode(recall=1.0), ["exact", "exact"], [0, 0], "kept"),
     ({"recall": 1}, Mode(recall=1.0), ["exact", "exact"], [0, 0], "kept"),
     ({"rescore": True}, Mode(rescore=True), ["sparse", "sparse"], [1, 1], None),
@@ -141,7 +141,7 @@ def test_large_bodies_and_answers(served: Served, media_type: str) -> None:
     if is_json:
         found = response.json()
         assert found["rungs"] == ["sparse", "escalated"] * 1500
-        assert found["searched"] == [1, 0] * 1500
+        assert found["searched"] == [1, 1] * 1500
     else:
         records = np.load(io.BytesIO(response.content))
         assert records["rungs"].tolist() == ["sparse", "escalated"] * 1500
