@@ -70,16 +70,18 @@ def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def answer_record(k: int) -> np.dtype[np.void]:
-    """One row of a .npy answer: np.load(file)["classes"] is [B,k], and so on."""
-    return np.dtype(
-        [
-            ("classes", "<i8", (k,)),
-            ("log_probs", "<f4", (k,)),
-            ("experts", "<i8"),
-            ("gates", "<f4"),
-        ]
-    )
+def answer_record(k: int, plain: bool = True) -> np.dtype[np.void]:
+    """One row of a .npy answer: np.load(file)["classes"] is [B,k], and so on. One that is not
+    plain also says how the row was answered."""
+    fields = [
+        ("classes", "<i8", (k,)),
+        ("log_probs", "<f4", (k,)),
+        ("experts", "<i8", ()),
+        ("gates", "<f4", ()),
+    ]
+    if not plain:
+        fields += [("searched", "<i8", ()), ("rungs", "<U9", ())]
+    return np.dtype(fields)
 
 
 def _layout(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, int], int]:

@@ -112,6 +112,19 @@ class Drift(BaseModel):
     window_seconds: PositiveFloat = 300.0
 
 
+class AnswerSettings(BaseModel):
+    """What is promised of answers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # Promised to requests that name neither experts nor exact, recall or rescore, by models whose
+    # bundle was calibrated for it. None: such requests search one expert, and nothing is promised.
+    recall: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    # What becomes of a promised recall while the traffic of a model is not what was calibrated:
+    # report: answers say that it is withdrawn; exact: all rows are scanned; refuse: no answer.
+    on_drift: Literal["report", "exact", "refuse"] = "report"
+
+
 class Shadow(BaseModel):
     """A sample of query rows is also answered by the full softmax, and the answers compared."""
 
@@ -267,6 +280,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     metrics: MetricsSettings = MetricsSettings()
     drift: Drift = Drift()
+    answers: AnswerSettings = AnswerSettings()
     shadow: Shadow = Shadow()
     repository: RepositorySettings = RepositorySettings()
     access: AccessSettings = AccessSettings()

@@ -103,6 +103,9 @@ class Observer(Protocol):
         Never called by two threads at once.
         """
 
+    def answered(self, mode: Mode, rungs: NDArray[np.uint8]) -> None:
+        """The same call, if a mode was asked for: how each of its rows was answered."""
+
 
 class Call(NamedTuple):
     """An engine call, by the clock `perf_counter`."""

@@ -21,6 +21,8 @@ def build() -> Json:
         *sections.experts(),
         row("Drift"),
         *sections.drift(),
+        row("Promises"),
+        *sections.promises(),
         row("Engine and objective"),
         *sections.engine(),
         row("Each expert's share"),

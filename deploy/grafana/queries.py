@@ -70,6 +70,11 @@ LARGEST_DRIFT = (
 DRIFT_ROWS = f"sum by (version) ({of_model('dss_drift_window_rows')})"
 SHADOW_ROWS = f"sum({rate('dss_shadow_rows_total')})"
 SHADOW_DROPPED = f"sum({rate('dss_shadow_dropped_rows_total')})"
+ROWS_BY_RUNG = f"sum by (rung) ({rate('dss_answered_rows_total')})"
+PROMISED_ROWS = f"sum({rate('dss_contract_rows_total')})"
+WITHDRAWN_ROWS = f"sum({rate('dss_contract_withdrawn_rows_total')})"
+MISSED_SHARE = f"max({of_model('dss:contract_missed:ratio1h')})"
+ALLOWED_SHARE = f"max({of_model('dss:contract_allowed:ratio1h')})"
 
 
 def recall(at: int) -> str:

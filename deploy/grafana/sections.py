@@ -174,6 +174,32 @@ def drift() -> list[Json]:
     ]
 
 
+def promises() -> list[Json]:
+    return [
+        series(
+            "Rows by how they were answered",
+            "sparse: by the experts searched. escalated: scanned, to keep a promised recall. "
+            "exact: scanned, because that was asked for or only that keeps the promise.",
+            {"{{rung}}": q.ROWS_BY_RUNG},
+            "rowsps",
+            stacked=True,
+        ),
+        series(
+            "Rows with a promised recall",
+            "Promised: by a request or by the server. Withdrawn: while drift is above 0.25.",
+            {"promised": q.PROMISED_ROWS, "withdrawn": q.WITHDRAWN_ROWS},
+            "rowsps",
+        ),
+        series(
+            "Missed of what was promised",
+            "Of rows that the shadow check answered again: the part of the head's k best that was "
+            "missed in the last hour, and the part that the promises allow.",
+            {"missed": q.MISSED_SHARE, "allowed": q.ALLOWED_SHARE},
+            "percentunit",
+        ),
+    ]
+
+
 def engine() -> list[Json]:
     return [
         series(

@@ -1,7 +1,7 @@
 """Joins concurrent requests into one engine call, without a thread if the call will be short.
 
-All requests that the event loop reads in one turn are joined at its end, if they have the same k
-and experts. A call that will be short is computed right there: handing it to a thread and back
+All requests that the event loop reads in one turn are joined at its end, if they have the same k,
+experts and mode. A call that will be short is computed right there: handing it to a thread and back
 would cost more than it. A call that may take longer goes to a thread; what arrives meanwhile waits,
 and is joined when the thread is free. No timer delays anything. A request that alone takes longer
 than a joined call may is computed apart, in slices, so that the others do not wait for it.
@@ -23,7 +23,15 @@ from service.batching.queue import BatchKey, QueueLimits
 from service.batching.short_lane import ShortLane
 from service.batching.threads import EngineThreads
 from service.errors import DSSError, QueryError
-from service.topk import Answered, EngineStopped, Observer, QueueFull, TopKEngine
+from service.topk import (
+    SPARSE,
+    Answered,
+    EngineStopped,
+    Mode,
+    Observer,
+    QueueFull,
+    TopKEngine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,21 +97,26 @@ class Batcher:
         if self._short.busy and not self._short.has_room(1, 0, perf_counter()):
             raise self._full()
 
-    async def topk(self, hidden: Rows, k: int, experts: int = 1) -> Answered:
+    async def topk(self, hidden: Rows, k: int, experts: int = 1, mode: Mode = SPARSE) -> Answered:
         """The answer to one request."""
-        answer = self.ask(hidden, k, experts)
+        answer = self.ask(hidden, k, experts, mode)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def ask(
-        self, hidden: Rows, k: int, experts: int = 1, deadline: float = NEVER
+        self,
+        hidden: Rows,
+        k: int,
+        experts: int = 1,
+        mode: Mode = SPARSE,
+        deadline: float = NEVER,
     ) -> "Answered | asyncio.Future[Answered]":
         """The answer to one request if it can be computed at once, or else a future of it.
 
         Arrays are checked before they are joined, so a wrong request fails no other one.
         """
-        key = (k, experts, True)
+        key = BatchKey(k, experts, True, mode)
         if self._joining or self._short.busy or not self._is_short(key, len(hidden)):
-            self._engine.check(hidden, k, experts)
+            self._engine.check(hidden, k, experts, mode)
             return self._enqueue(self._lane(key, len(hidden)), hidden, key, deadline)
         self._arrived()
         try:
@@ -146,7 +159,7 @@ class Batcher:
         )
 
     def _lane(self, key: BatchKey, rows: int) -> Lane:
-        is_long = self._cost.typical(key, rows) > self._max_batch_seconds
+        is_long = self._cost.most(key, rows) > self._max_batch_seconds
         return self._long if is_long else self._short
 
     def _arrived(self) -> None:

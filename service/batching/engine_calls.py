@@ -24,6 +24,7 @@ from service.topk import (
     Call,
     DeadlineExceeded,
     EngineFailed,
+    Mode,
     Observer,
     TopK,
     TopKEngine,
@@ -31,12 +32,12 @@ from service.topk import (
 
 logger = logging.getLogger(__name__)
 
-PROBE: BatchKey = (1, 1, False)  # of the row that shows whether an engine answers
+PROBE = BatchKey(1, 1, counted=False)  # of the row that shows whether an engine answers
 WARM_ROWS = 32
 NEVER = float("inf")
 
 Rows = NDArray[np.float32]  # [B,D]
-Sampler = Callable[[Rows, int], None]  # is shown rows and how many experts were searched for them
+Sampler = Callable[[Rows, int, int, Mode], None]  # is shown rows, and the k, experts and mode asked
 Report = Callable[[BatchKey, Rows, Sequence[float], float, TopK], None]
 Outcome = Answered | DSSError
 
@@ -68,11 +69,21 @@ class EngineCalls:
         for batch in (rows, rows[:1]):
             started = perf_counter()
             self._engine.topk(batch, k)
-            self._cost.learn((k, 1, True), len(batch), perf_counter() - started)
+            self._cost.learn(BatchKey(k, 1), len(batch), perf_counter() - started)
+        if self._engine.can_exact:
+            self._warm_scan(rows, k)
         # With the probe's own k: for more answers further experts are searched, and one of those
         # may hold a better class.
         self.probe_row = rows[:1].copy()
-        self._probe_classes = self._engine.topk(self.probe_row, PROBE[0]).classes
+        self._probe_classes = self._engine.topk(self.probe_row, PROBE.k).classes
+
+    def _warm_scan(self, rows: Rows, k: int) -> None:
+        """The same for exact answers, a few rows only: a scan of a large head takes long."""
+        key = BatchKey(k, 1, mode=Mode(exact=True))
+        for _ in range(2):
+            started = perf_counter()
+            self._engine.topk(rows[:1], k, 1, key.mode)
+            self._cost.learn(key, 1, perf_counter() - started)
 
     def is_first_answer(self, answer: Answered) -> bool:
         """Whether the probe row is answered as it was at first."""
@@ -81,8 +92,10 @@ class EngineCalls:
     def job(self, hidden: Rows, key: BatchKey, deadline: float = NEVER) -> Job:
         """A request that waits from now on, with what it is expected to cost."""
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        seconds = self._cost.typical(key, len(hidden))
-        return Job(hidden, key, future, perf_counter(), deadline, seconds)
+        seconds = most_seconds = self._cost.typical(key, len(hidden))
+        if key.mode.recall is not None:
+            most_seconds = self._cost.most(key, len(hidden))
+        return Job(hidden, key, future, perf_counter(), deadline, seconds, most_seconds)
 
     def sliced(self, job: Job) -> SlicedCall:
         return SlicedCall(self._engine, job)
@@ -92,9 +105,9 @@ class EngineCalls:
             self._cost.learn(key, rows, seconds)
 
     def compute(self, hidden: Rows, key: BatchKey, waits: Sequence[float], report: Report) -> TopK:
-        k, experts, _ = key
+        k, experts, _, mode = key
         started = perf_counter()
-        result = self._engine.topk(hidden, k, experts)
+        result = self._engine.topk(hidden, k, experts, mode)
         report(key, hidden, waits, perf_counter() - started, result)
         return result
 
@@ -110,11 +123,13 @@ class EngineCalls:
     def _count(
         self, key: BatchKey, hidden: Rows, waits: Sequence[float], seconds: float, result: TopK
     ) -> None:
-        _, experts, counted = key
+        k, experts, counted, mode = key
         if counted:
             self._observer.executed(waits, len(hidden), seconds, result)
+            if result.rungs is not None:
+                self._observer.answered(mode, result.rungs)
             if self._sampler is not None:
-                self._sampler(hidden, experts)
+                self._sampler(hidden, k, experts, mode)
 
     def run(self, batch: Sequence[Job], report: Report) -> list[Outcome]:
         """Answer jobs of one key by one call, in their order.
@@ -174,4 +189,6 @@ def _shares(result: TopK, jobs: Sequence[Job], started: float) -> Iterator[Answe
             result.experts[rows],
             result.gates[rows],
             call,
+            None if result.searched is None else result.searched[rows],
+            None if result.rungs is None else result.rungs[rows],
         )

@@ -42,7 +42,7 @@ class LongLane(Lane):
             jobs=[sliced.job],
             rows=rows,
             started=perf_counter(),
-            seconds=self._cost.typical(key, rows),
+            seconds=self._cost.most(key, rows),
             further_seconds=self._cost.typical(key, sliced.rows_left - rows),
             of=sliced,
         )
@@ -50,12 +50,15 @@ class LongLane(Lane):
     def _slice_rows(self, sliced: SlicedCall) -> int:
         """As many as take SLICE_SECONDS, by the time of the slice before; a row's cost would not
         tell, since it falls with the number of rows."""
-        k, experts, _ = sliced.job.key
-        most = max(1, SLICE_CANDIDATES // (k * experts))
+        key = sliced.job.key
+        most = max(1, SLICE_CANDIDATES // (key.k * key.experts))
         rows = FEWEST_ROWS
         if sliced.last_rows:
             faster = SLICE_SECONDS / max(sliced.last_seconds, 1e-9)
             rows = max(FEWEST_ROWS, int(sliced.last_rows * min(2.0, faster)))
+        if key.mode.recall is not None:  # the rows before may have been the easy ones
+            row_seconds = max(self._cost.most(key, 1), 1e-9)
+            rows = min(rows, max(FEWEST_ROWS, int(SLICE_SECONDS / row_seconds)))
         return min(most, rows)
 
     def _make(self, call: Running, report: Callable[..., None]) -> Settled:

@@ -11,9 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.topk import Answered
+from service.topk import SPARSE, Answered, Mode
 
-BatchKey = tuple[int, int, bool]  # k, experts, counted; jobs of one key may be joined
+
+class BatchKey(NamedTuple):
+    """Jobs of one key may be joined."""
+
+    k: int
+    experts: int
+    counted: bool = True
+    mode: Mode = SPARSE
 
 
 class Job(NamedTuple):
@@ -25,6 +32,7 @@ class Job(NamedTuple):
     queued: float  # moments are of `perf_counter`
     deadline: float
     seconds: float  # what it is expected to cost
+    most_seconds: float  # ... if all its rows turn out to be dear
 
 
 class QueueLimits(NamedTuple):
@@ -92,13 +100,14 @@ class BatchQueue:
         self._seconds += job.seconds
 
     def take(self, max_rows: int, max_seconds: float) -> list[Job]:
-        """The jobs of the next call: of one key, and within the limits unless one alone is not."""
+        """The jobs of the next call: of one key, and within the limits unless one alone is not,
+        however dear their rows turn out to be."""
         key = next(iter(self._jobs))
         jobs = self._jobs.pop(key)
         batch = [jobs.popleft()]
-        rows, seconds = len(batch[0].hidden), batch[0].seconds
+        rows, seconds = len(batch[0].hidden), batch[0].most_seconds
         while jobs:
-            rows, seconds = rows + len(jobs[0].hidden), seconds + jobs[0].seconds
+            rows, seconds = rows + len(jobs[0].hidden), seconds + jobs[0].most_seconds
             if rows > max_rows or seconds > max_seconds:
                 break
             batch.append(jobs.popleft())

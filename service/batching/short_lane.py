@@ -45,7 +45,7 @@ class ShortLane(Lane):
     def _next_call(self) -> Running:
         jobs = self._queue.take(self._max_batch_rows, self._max_batch_seconds)
         rows = sum(len(job.hidden) for job in jobs)
-        seconds = sum(job.seconds for job in jobs)
+        seconds = sum(job.most_seconds for job in jobs)
         return Running(jobs=jobs, rows=rows, started=perf_counter(), seconds=seconds)
 
     def _make(self, call: Running, report: Callable[..., None]) -> Settled:

@@ -4,7 +4,7 @@ B rows, D hidden, k answers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +25,7 @@ URL = "http://localhost:8000"
 # Of one request; a server's default limits allow as many.
 MOST_ROWS = 1024
 MOST_BYTES = 4 * 2**20
+RUNG_WIDTH = len("escalated")
 
 
 class NothingToAsk(DSSError):
@@ -48,6 +49,12 @@ class Answer(Protocol):
     def gates(self) -> "NDArray[np.float32]": ...  # [B]
     @property
     def labels(self) -> list[list[str]] | None: ...  # [B,k]
+    @property
+    def searched(self) -> "NDArray[np.int64] | None": ...  # [B]
+    @property
+    def rungs(self) -> "NDArray[np.str_] | None": ...  # [B]
+    @property
+    def promise(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,20 @@ class Answers:
     experts: "NDArray[np.int64]"
     gates: "NDArray[np.float32]"
     labels: list[list[str]] | None
+    searched: "NDArray[np.int64] | None" = None
+    rungs: "NDArray[np.str_] | None" = None
+    promise: str | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each row."""
+
+    k: int
+    experts: int | None
+    exact: bool
+    recall: float | None
+    rescore: bool
 
 
 Ask = Callable[["NDArray[np.float32]"], Answer]
@@ -102,8 +123,16 @@ def complete_folders(
     "-k", "--k", type=click.IntRange(min=1), default=5, show_default=True, help="Answers a row."
 )
 @click.option(
-    "--experts", type=click.IntRange(min=1), default=1, show_default=True, help="To search."
+    "--experts", type=click.IntRange(min=1), help="To search.  [default: 1, or the server's recall]"
 )
+@click.option("--exact", is_flag=True, help="The best k of the whole output layer, proven.")
+@click.option(
+    "--recall",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    metavar="SHARE",
+    help="Find this share of the best k, on average: rows that might miss more are scanned.",
+)
+@click.option("--rescore", is_flag=True, help="Rank what is found by the output layer's scores.")
 @click.option("--model", help="Which model to ask.  [default: the server's]")
 @click.option("--version", help="Which version, or a label of one.  [default: the server's]")
 @click.option("--api-key", envvar="DSS_API_KEY", show_envvar=True, help="For a server with keys.")
@@ -127,7 +156,10 @@ def query(
     sample: bool,
     rows: slice | None,
     k: int,
-    experts: int,
+    experts: int | None,
+    exact: bool,
+    recall: float | None,
+    rescore: bool,
     as_json: bool,
     **server: Any,
 ) -> None:
@@ -137,12 +169,17 @@ def query(
       dss query --input rows.npy -k 5                   the server at localhost:8000
       dss query https://host --input - < rows.json      another one
       dss query models/demo/1 --sample                  a bundle, and no server at all
+      dss query --input rows.npy --recall 0.99          how each row was answered is shown
     """
     if (source is None) == (not sample):
         raise click.UsageError("Give rows: either --input FILE or --sample.")
     if server["ca"] is not None and server["insecure"]:
         raise click.UsageError("Give either --ca or --insecure.")
-    ask, samples = _target(target, k, experts, **server)
+    if exact + (recall is not None) + rescore > 1:
+        raise click.UsageError("Give one of --exact, --recall and --rescore.")
+    if experts is not None and (exact or recall is not None):
+        raise click.UsageError("--experts goes with neither --exact nor --recall.")
+    ask, samples = _target(target, Question(k, experts, exact, recall, rescore), **server)
     hidden, first = _hidden(source, samples, target, rows)
     answer = ask(hidden)
     if as_json:
@@ -156,21 +193,20 @@ def query(
 # --- the target ---------------------------------------------------------------------------------
 
 
-def _target(target: str, k: int, experts: int, **server: Any) -> tuple[Ask, Samples]:
+def _target(target: str, question: Question, **server: Any) -> tuple[Ask, Samples]:
     """Functions that query the target and that read its sample rows."""
     if "://" in target:
-        return _server(target, k, experts, **server)
+        return _server(target, question, **server)
     if not Path(target).is_dir():
         raise NothingToAsk(f"{target!r} is neither a URL such as {URL} nor the folder of a bundle.")
     if server["model"] or server["version"]:
         raise click.UsageError("--model and --version are for a server; a bundle is one version.")
-    return _bundle(Path(target), k, experts)
+    return _bundle(Path(target), question)
 
 
 def _server(
     url: str,
-    k: int,
-    experts: int,
+    question: Question,
     *,
     model: str | None,
     version: str | None,
@@ -192,22 +228,26 @@ def _server(
     click.get_current_context().with_resource(client)
 
     def ask(hidden: "NDArray[np.float32]") -> Answer:
-        return client.topk(hidden, k=k, experts=experts, labels=True)
+        return client.topk(hidden, **asdict(question), labels=True)
 
     return ask, client.samples
 
 
-def _bundle(folder: Path, k: int, experts: int) -> tuple[Ask, Samples]:
+def _bundle(folder: Path, question: Question) -> tuple[Ask, Samples]:
+    import numpy as np
+
     from service.bundle import read
     from service.engine import Engine
+    from service.topk import RUNGS, Mode
 
     opened = read(folder)
     engine, names = Engine(opened), opened.labels
     place = folder.resolve()
     numbered = place.name.isdecimal()
+    mode = Mode(question.exact, question.recall, question.rescore)
 
     def ask(hidden: "NDArray[np.float32]") -> Answers:
-        found = engine.topk(hidden, k, experts)
+        found = engine.topk(hidden, question.k, question.experts or 1, mode)
         return Answers(
             model=place.parent.name if numbered else place.name,
             version=int(place.name) if numbered else None,
@@ -216,6 +256,8 @@ def _bundle(folder: Path, k: int, experts: int) -> tuple[Ask, Samples]:
             experts=found.experts,
             gates=found.gates,
             labels=None if names is None else [[names[c] for c in row] for row in found.classes],
+            searched=found.searched,
+            rungs=None if found.rungs is None else np.array(RUNGS)[found.rungs],
         )
 
     return partial(_ask_in_parts, ask), lambda: opened.samples
@@ -253,7 +295,16 @@ def _ask_in_parts(ask: Ask, hidden: "NDArray[np.float32]") -> Answer:
         experts=np.concatenate([part.experts for part in found]),
         gates=np.concatenate([part.gates for part in found]),
         labels=[row for rows in names if rows is not None for row in rows] or None,
+        searched=_joined([part.searched for part in found]),
+        rungs=_joined([part.rungs for part in found]),
     )
+
+
+def _joined(parts: "list[NDArray[Any] | None]") -> "NDArray[Any] | None":
+    import numpy as np
+
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
 
 
 # --- output: JSON, a plain table, a drawing -----------------------------------------------------
@@ -270,6 +321,9 @@ def _print_json(answer: Answer) -> None:
         "labels": answer.labels,
         "experts": answer.experts,
         "gates": answer.gates,
+        "searched": answer.searched,
+        "rungs": None if answer.rungs is None else answer.rungs.tolist(),
+        "promise": answer.promise,
     }
     plain = {
         name: np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
@@ -281,9 +335,10 @@ def _print_json(answer: Answer) -> None:
 
 
 def table(answer: Answer, first: int) -> str:
-    """A line for each answer."""
+    """A line for each answer; how its row was answered only if a mode was asked for."""
     number = max(3, len(str(first + len(answer.classes) - 1)))
-    lines = [f"{'row':>{number}}  expert    gate  {'class':>9}  log prob  label".rstrip()]
+    rung = "" if answer.rungs is None else f"  {'answered':<{RUNG_WIDTH}}"
+    lines = [f"{'row':>{number}}{rung}  expert    gate  {'class':>9}  log prob  label"]
     if answer.labels is None:
         lines[0] = lines[0].removesuffix("  label")
     for row, (classes, log_probs) in enumerate(
@@ -292,10 +347,23 @@ def table(answer: Answer, first: int) -> str:
         for place, (found, value) in enumerate(zip(classes, log_probs, strict=True)):
             label = "" if answer.labels is None else f"  {printable(answer.labels[row][place])}"
             lines.append(
-                f"{first + row:>{number}}  {answer.experts[row]:>6}  {answer.gates[row]:.4f}"
+                f"{first + row:>{number}}{_rung(answer, row)}"
+                f"  {answer.experts[row]:>6}  {answer.gates[row]:.4f}"
                 f"  {found:>9}  {value:>8.4f}{label}"
             )
+    if answer.promise is not None:
+        lines.append(_promise(answer.promise))
     return "\n".join(lines)
+
+
+def _rung(answer: Answer, row: int) -> str:
+    return "" if answer.rungs is None else f"  {answer.rungs[row]:<{RUNG_WIDTH}}"
+
+
+def _promise(promise: str) -> str:
+    if promise == "kept":
+        return "The promised recall is kept."
+    return "The promised recall is withdrawn: the traffic is not what it was calibrated on."
 
 
 def _drawings(answer: Answer, first: int) -> "list[RenderableType]":
@@ -312,6 +380,8 @@ def _drawings(answer: Answer, first: int) -> "list[RenderableType]":
         zip(answer.classes.tolist(), answer.log_probs.tolist(), strict=True)
     ):
         where = f"  expert {answer.experts[row]}, gate {answer.gates[row]:.4f}"
+        if answer.rungs is not None:
+            where += f", {answer.rungs[row]}"
         title = Text.assemble((f"row {first + row}", "bold"), (where, "dim"))
         answers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         answers.add_column("class", justify="right", style="cyan", no_wrap=True)
@@ -324,4 +394,6 @@ def _drawings(answer: Answer, first: int) -> "list[RenderableType]":
             filled = ProgressBar(1.0, exp(min(value, 0.0)), width=20)
             answers.add_row(str(found), *label, f"{value:.4f}", filled)
         drawn += [title, answers]
+    if answer.promise is not None:
+        drawn.append(Text(_promise(answer.promise), "dim"))
     return drawn

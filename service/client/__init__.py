@@ -23,6 +23,7 @@ from service.client.errors import (
     WrongAddress,
 )
 from service.client.model_info import (
+    ContractInfo,
     ExpertInfo,
     FoundVersion,
     ModelInfo,
@@ -38,6 +39,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "ClientError",
+    "ContractInfo",
     "DeadlineExceeded",
     "ExpertInfo",
     "FoundVersion",

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -18,6 +18,7 @@ from service.client.errors import AnswerMalformed
 from service.client.http1 import Reply
 
 JSON, NPY = "application/json", "application/x-npy"
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 PREAMBLE = 10  # bytes before the text of a .npy header: magic, version, length
 
 
@@ -32,6 +33,10 @@ class Answer:
     labels: list[list[str]] | None  # [B,k], if asked for and the model has them
     model: str
     version: int
+    # If exact, recall or rescore was asked for, or the server promises a recall by itself:
+    searched: NDArray[np.int64] | None = None  # [B], experts searched; 0: a scan instead
+    rungs: NDArray[np.str_] | None = None  # [B], sparse, escalated or exact
+    promise: str | None = None  # of a recall: kept or withdrawn
 
 
 def read(reply: Reply, rows: int, *, named: bool) -> Answer:
@@ -55,6 +60,7 @@ def _read_npy(reply: Reply) -> Answer:
     if len(body) != start + rows * dtype.itemsize:
         raise ValueError("its length is wrong")
     found = np.ndarray(rows, dtype, body, start)
+    plain = "rungs" not in (dtype.names or ())
     return Answer(  # copies: aligned, and writeable by the caller
         found["classes"].copy(),
         found["log_probs"].copy(),
@@ -63,6 +69,9 @@ def _read_npy(reply: Reply) -> Answer:
         None,
         reply.headers[b"dss-model"].decode(),
         int(reply.headers[b"dss-model-version"]),
+        None if plain else found["searched"].copy(),
+        None if plain else found["rungs"].copy(),
+        reply.header(b"dss-promise") or None,
     )
 
 
@@ -73,7 +82,8 @@ def _layout(header: bytes) -> tuple[np.dtype[np.void], int]:
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("its .npy version is not known")
     shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if len(shape) != 1 or dtype.names is None or dtype != npy.answer_record(_k(dtype)):
+    known = [] if dtype.names is None else [npy.answer_record(_k(dtype), p) for p in (True, False)]
+    if len(shape) != 1 or dtype not in known:
         raise ValueError("its records are not known")
     return dtype, shape[0]
 
@@ -92,10 +102,15 @@ def _read_json(body: bytes) -> Answer:
         document.get("labels"),
         document["model"],
         document["version"],
+        np.array(document["searched"], np.int64) if "searched" in document else None,
+        np.array(document["rungs"], np.str_) if "rungs" in document else None,
+        document.get("promise"),
     )
     rows = answer.classes.shape[:1]
     shapes = answer.log_probs.shape, answer.experts.shape, answer.gates.shape
-    if answer.classes.ndim != 2 or shapes != (answer.classes.shape, rows, rows):
+    how = [found.shape for found in (answer.searched, answer.rungs) if found is not None]
+    fits = shapes == (answer.classes.shape, rows, rows) and how in ([], [rows, rows])
+    if answer.classes.ndim != 2 or not fits:
         raise ValueError("its arrays do not fit together")
     return answer
 
@@ -111,4 +126,17 @@ def joined(parts: Sequence[Answer]) -> Answer:
         [row for part in labels for row in part] if labels else None,
         parts[0].model,
         parts[0].version,
+        _joined([part.searched for part in parts]),
+        _joined([part.rungs for part in parts]),
+        _joined_promise([part.promise for part in parts]),
     )
+
+
+def _joined(parts: Sequence[NDArray[ScalarT] | None]) -> NDArray[ScalarT] | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if len(found) == len(parts) else None
+
+
+def _joined_promise(parts: Sequence[str | None]) -> str | None:
+    """A promise that is withdrawn for one part is not kept for the whole."""
+    return "withdrawn" if "withdrawn" in parts else parts[0]

@@ -49,13 +49,30 @@ class AsyncClient:
         self,
         hidden: ArrayLike,
         k: int | None = 10,
-        experts: int = 1,
+        experts: int | None = None,
         model: str | None = None,
         version: Version | None = None,
         labels: bool = False,
         timeout: float | None = None,
+        *,
+        exact: bool = False,
+        recall: float | None = None,
+        rescore: bool = False,
     ) -> Answer:
-        return await self._run(self._core.topk(hidden, k, experts, model, version, labels, timeout))
+        return await self._run(
+            self._core.topk(
+                hidden,
+                k,
+                experts,
+                model,
+                version,
+                labels,
+                timeout,
+                exact=exact,
+                recall=recall,
+                rescore=rescore,
+            )
+        )
 
     async def models(self, timeout: float | None = None) -> list[ModelInfo]:
         return await self._run(self._core.models(timeout))

@@ -52,19 +52,42 @@ class Client:
         self,
         hidden: ArrayLike,
         k: int | None = 10,
-        experts: int = 1,
+        experts: int | None = None,
         model: str | None = None,
         version: Version | None = None,
         labels: bool = False,
         timeout: float | None = None,
+        *,
+        exact: bool = False,
+        recall: float | None = None,
+        rescore: bool = False,
     ) -> Answer:
         """The k most probable classes of each row.
 
         `hidden` is a row [D] or rows [B,D] of anything that numpy reads; a lone row is answered as
         a batch of one. More rows than one request may hold are sent in parts. `k` may be None:
         10, or all classes if there are fewer. `labels` asks for the class labels too.
+
+        `experts` are searched for each row: without, one, or what the server's own promise needs.
+        Instead one may ask for `exact` answers, for a `recall` above 0 and up to 1, or that what
+        is found is ranked by the output layer (`rescore`, with `experts` too); then the answer
+        says in `rungs` and `searched` how each row was answered, and of a recall in `promise`
+        whether it holds.
         """
-        return self._run(self._core.topk(hidden, k, experts, model, version, labels, timeout))
+        return self._run(
+            self._core.topk(
+                hidden,
+                k,
+                experts,
+                model,
+                version,
+                labels,
+                timeout,
+                exact=exact,
+                recall=recall,
+                rescore=rescore,
+            )
+        )
 
     def models(self, timeout: float | None = None) -> list[ModelInfo]:
         """Every model, with its versions and the bundles that were refused."""

@@ -71,7 +71,7 @@ class Query(NamedTuple):
     model: str | None  # None: the server's default
     version: Version | None  # None: the model's default
     k: int | None  # None: the server's default
-    experts: int
+    mode: str  # experts, exact, recall or rescore, as the query string has them; empty: its default
     labels: bool
 
     @property
@@ -79,8 +79,8 @@ class Query(NamedTuple):
         path = "" if self.model is None else f"/models/{quote(self.model, safe='')}"
         if self.version is not None:
             path += f"/versions/{quote(str(self.version), safe='')}"
-        k = "" if self.k is None else f"k={self.k}&"
-        return f"{path}/topk?{k}experts={self.experts}"
+        asked = [part for part in ("" if self.k is None else f"k={self.k}", self.mode) if part]
+        return f"{path}/topk{'?' if asked else ''}{'&'.join(asked)}"
 
 
 @dataclass
@@ -126,11 +126,15 @@ class Core:
         self,
         hidden: ArrayLike,
         k: int | None,
-        experts: int,
+        experts: int | None,
         model: str | None,
         version: Version | None,
         labels: bool,
         timeout: float | None,
+        *,
+        exact: bool = False,
+        recall: float | None = None,
+        rescore: bool = False,
     ) -> Steps[Answer]:
         if model is None:
             model = self._model
@@ -138,7 +142,7 @@ class Core:
         if version is not None and model is None:
             raise QueryRefused("A version needs its model's name: pass model= as well.")
         k = None if k is None else _count("k", k)
-        query = Query(model, version, k, _count("experts", experts), labels)
+        query = Query(model, version, k, _mode(experts, exact, recall, rescore), labels)
         return (yield from self._answers(query, rows(hidden), self._deadline(timeout)))
 
     def models(self, timeout: float | None) -> Steps[list[ModelInfo]]:
@@ -182,14 +186,14 @@ class Core:
 
     def _answers(self, query: Query, whole: Rows, deadline: Deadline) -> Steps[Answer]:
         """In as many requests as the server's limits need."""
-        parts = self._limits.split(whole, query.k)
+        parts = self._limits.split(whole, query.k, query.mode)
         if len(parts) == 1:
             try:
                 return (yield from self._ask(query, whole, deadline))
             except PartTooLarge as refusal:
                 if len(whole) == 1:
                     raise
-                self._limits.learn(refusal, whole, query.k)
+                self._limits.learn(refusal, whole, query.k, query.mode)
                 return (yield from self._answers(query, whole, deadline))
         first = yield from self._answers(query, parts[0], deadline)
         # The default version may change between parts, but one answer must come from one version.
@@ -300,6 +304,18 @@ def _count(name: str, value: int, least: int = 1) -> int:
     if number < least:
         raise QueryRefused(f"{name} is {number}; it must be at least {least}.")
     return number
+
+
+def _mode(experts: int | None, exact: bool, recall: float | None, rescore: bool) -> str:
+    """As a query string has it. What does not go together the server says."""
+    asked = [] if experts is None else [f"experts={_count('experts', experts)}"]
+    if recall is not None:
+        try:
+            asked.append(f"recall={float(recall)!r}")
+        except (TypeError, ValueError):
+            raise QueryRefused(f"recall must be a number, not {recall!r:.40}.") from None
+    asked += [f"{name}=true" for name, on in (("exact", exact), ("rescore", rescore)) if on]
+    return "&".join(asked)
 
 
 def _positive(timeout: float) -> float:

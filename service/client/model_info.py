@@ -1,13 +1,22 @@
 """What a server says about its models. Fields that only a newer server has are left out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ContractInfo:
+    """What recall was calibrated for."""
+
+    rows: int  # it was calibrated with
+    levels: tuple[float, ...]  # recalls; above the last one all rows are scanned
+    ks: tuple[int, ...]  # numbers of answers; above the last one likewise
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,10 @@ class VersionInfo:
     accuracy: float | None  # on the test rows of training
     trained_flops_speedup: float
     flops_speedup: float | None  # over the rows answered so far; None before any
+    # A server that does not say so is older than these.
+    objective: str = "accuracy"  # its rows were learned; fidelity: they are the output layer's own
+    can_exact: bool = False  # it ships the output layer
+    contract: ContractInfo | None = None  # None: recall was not calibrated
 
 
 @dataclass(frozen=True)
@@ -69,11 +82,20 @@ def models(document: Any) -> list[ModelInfo]:  # noqa: ANN401
 
 def model(document: Any) -> ModelInfo:  # noqa: ANN401
     nested = {
-        "versions": _all(VersionInfo, document["versions"]),
+        "versions": tuple(_version(entry) for entry in document["versions"]),
         "refused": _all(RefusedVersion, document["refused"]),
         "found": _all(FoundVersion, document["found"]),
     }
     found: ModelInfo = _one(ModelInfo, {**document, **nested})
+    return found
+
+
+def _version(document: Any) -> VersionInfo:  # noqa: ANN401
+    contract = document.get("contract")
+    if contract is not None:
+        lists = {name: tuple(contract[name]) for name in ("levels", "ks")}
+        contract = _one(ContractInfo, {**contract, **lists})
+    found: VersionInfo = _one(VersionInfo, {**document, "contract": contract})
     return found
 
 
@@ -90,4 +112,7 @@ def _all(kind: type[T], documents: Any) -> tuple[T, ...]:  # noqa: ANN401
 
 
 def _one(kind: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    return kind(**{field.name: document[field.name] for field in fields(kind)})
+    """Fields with a default may be absent."""
+    absent = {f.name for f in fields(kind) if f.default is not MISSING} - document.keys()
+    names = [field.name for field in fields(kind) if field.name not in absent]
+    return kind(**{name: document[name] for name in names})

@@ -4,7 +4,7 @@ Shapes: B rows, D hidden, k answers.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ Rows = NDArray[np.floating[Any]]
 FLOAT16, FLOAT32 = np.dtype("<f2"), np.dtype("<f4")
 HEADER_BYTES = 128  # of a .npy file of such an array
 DEFAULT_K = 10
+MODES_KEPT = 64
 
 
 def rows(hidden: ArrayLike) -> Rows:
@@ -59,24 +60,30 @@ class PartLimits:
     rows: int = 4096
     body_bytes: int = 8 * 2**20
     answers: int = 2**20  # rows times k
+    searched: dict[str, int] = field(default_factory=dict)  # rows, by how much each one searches
 
-    def split(self, whole: Rows, k: int | None) -> list[Rows]:
+    def split(self, whole: Rows, k: int | None, mode: str = "") -> list[Rows]:
         """Parts of about the same size."""
         row_bytes = whole.shape[1] * whole.dtype.itemsize
         most = min(
             self.rows,
             (self.body_bytes - HEADER_BYTES) // row_bytes,
             self.answers // (k or DEFAULT_K),
+            self.searched.get(mode, self.rows),
         )
         parts = math.ceil(len(whole) / max(most, 1))
         return [whole] if parts == 1 else np.array_split(whole, parts)
 
-    def learn(self, refusal: PartTooLarge, part: Rows, k: int | None) -> None:
+    def learn(self, refusal: PartTooLarge, part: Rows, k: int | None, mode: str = "") -> None:
         """Lowers the limit that was exceeded to half of the refused part."""
         half = len(part) // 2
         if refusal.type == "urn:dss:problem:too-many-rows":
             self.rows = half
         elif refusal.type == "urn:dss:problem:too-many-answers":
             self.answers = half * (k or DEFAULT_K)
+        elif refusal.type == "urn:dss:problem:too-much-to-search":
+            if len(self.searched) >= MODES_KEPT:
+                self.searched.clear()
+            self.searched[mode] = half
         else:  # the size of a body, which proxies limit too
             self.body_bytes = HEADER_BYTES + half * part.shape[1] * part.dtype.itemsize

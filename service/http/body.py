@@ -8,7 +8,8 @@ from starlette.types import Receive
 
 from service.errors import DSSError, Kind
 from service.http import codecs
-from service.http.codecs import InvalidField, UnsupportedMediaType
+from service.http.codecs import UnsupportedMediaType
+from service.http.fields import InvalidField
 from service.settings import Limits
 
 LARGE_SHARE = 0.5  # of what all may hold together: the rest is for small requests

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 import numpy as np
 import orjson
@@ -17,18 +16,20 @@ from numpy.typing import NDArray
 
 from service import npy
 from service.errors import DSSError, EmptyBatch, Kind, NotFinite, QueryError, WrongWidth
+from service.http import fields
+from service.http.fields import InvalidField, MissingField, Options, UnknownField, kind
 from service.repository.model import Source
-from service.topk import Answered
+from service.topk import RUNGS, Answered, Mode
 
 JSON = "application/json"
 NPY = "application/x-npy"
 MEDIA_TYPES = (JSON, NPY)
-FIELDS = ("inputs", "k", "experts")
+FIELDS = ("inputs", *fields.NAMES)
 FLOAT32 = np.dtype(np.float32)
 NOT_FINITE = {JSON: "is too large for float32", NPY: "is a NaN or an infinity"}
-SHORT = 64  # of a query string whose meaning is worth keeping
 SHORT_BODY = 8192  # bytes: is parsed in no time, whatever is in it
 OTHER_LISTS = 64  # besides rows, and objects: more than any protocol has
+RUNG_NAMES = np.array(RUNGS)
 
 
 class MalformedBody(DSSError):
@@ -47,18 +48,6 @@ class NotAcceptable(DSSError):
     kind = Kind.NOT_ACCEPTABLE
 
 
-class UnknownField(QueryError):
-    pass
-
-
-class MissingField(QueryError):
-    pass
-
-
-class InvalidField(QueryError):
-    """k, experts or inputs is not of the right kind."""
-
-
 class RaggedRows(QueryError):
     pass
 
@@ -75,6 +64,7 @@ class Query(NamedTuple):
     hidden: NDArray[np.float32]  # [B,D]
     k: int | None  # None: as many as is usual for the model
     experts: int
+    mode: Mode | None  # None: as is usual for the server
 
 
 class Bounds(NamedTuple):
@@ -112,7 +102,8 @@ class Bounds(NamedTuple):
 UNBOUNDED = Bounds(2**31, None)
 
 Decoder = Callable[[bytes, bytes, Bounds], Query]  # of a body and a query string
-Encoder = Callable[[Source, Answered], bytes]
+# Of an answer, and whether its promise is kept or withdrawn, if there is one.
+Encoder = Callable[[Source, Answered, str | None], bytes]
 
 
 # --- which codec -----------------------------------------------------------------------------
@@ -166,14 +157,16 @@ def decode_json(body: bytes, query_string: bytes, bounds: Bounds = UNBOUNDED) ->
     if len(body) > SHORT_BODY:
         bounds.check_lists(body)
     document = read_document(body, query_string)
-    k, experts = counts_of(document)
-    return Query(rows(document["inputs"], _may_hold_booleans(body), bounds), k, experts)
+    options = fields.of_object(document)
+    return Query(rows(document["inputs"], _may_hold_booleans(body), bounds), *options)
 
 
 def read_document(body: bytes, query_string: bytes) -> dict[str, Any]:
     """A native JSON body; its inputs may be anything."""
-    for name, _ in _parameters(query_string):
-        raise UnknownField(f"A JSON body wants an empty query string; it has {_name(name)}.")
+    for name, _ in fields.parameters(query_string):
+        raise UnknownField(
+            f"A JSON body wants an empty query string; it has {fields.quoted(name)}."
+        )
     document = parse_json(body)
     if not isinstance(document, dict):
         raise InvalidField("The JSON body must be an object with the field 'inputs'.")
@@ -183,50 +176,20 @@ def read_document(body: bytes, query_string: bytes) -> dict[str, Any]:
     return document
 
 
-def counts_of(document: dict[str, Any]) -> tuple[int | None, int]:
-    """k and experts of a native JSON body."""
-    k = count("k", document["k"]) if "k" in document else None
-    return k, count("experts", document.get("experts", 1))
-
-
 def decode_npy(body: bytes, query_string: bytes, bounds: Bounds = UNBOUNDED) -> Query:
-    """A .npy body, with k and experts in the query string."""
-    values, k, experts = read_npy(body, query_string, bounds)
-    return Query(float32(values), k, experts)
+    """A .npy body, with k, experts and the mode in the query string."""
+    values, options = read_npy(body, query_string, bounds)
+    return Query(float32(values), *options)
 
 
 def read_npy(
     body: bytes, query_string: bytes, bounds: Bounds
-) -> tuple[NDArray[np.floating[Any]], int | None, int]:
-    """The array as it was sent, k and experts."""
-    known = len(query_string) <= SHORT
-    k, experts = _known_counts(query_string) if known else _counts(query_string)
+) -> tuple[NDArray[np.floating[Any]], Options]:
+    """The array as it was sent, and what the query string asks for."""
+    options = fields.of_query_string(query_string)
     values = npy.read(body)
     bounds.check(*values.shape)
-    return values, k, experts
-
-
-def _counts(query_string: bytes) -> tuple[int | None, int]:
-    """k and experts of a query string."""
-    given: dict[str, int] = {}
-    for name, text in _parameters(query_string):
-        if name not in FIELDS or name == "inputs":
-            raise UnknownField(f"The query string may hold k and experts; it has {_name(name)}.")
-        if name in given:
-            raise InvalidField(f"The query string has {name!r} twice.")
-        if not re.fullmatch(r"-?[0-9]{1,18}", text):
-            raise InvalidField(f"{name!r} must be an integer.")
-        given[name] = int(text)
-    return given.get("k"), given.get("experts", 1)
-
-
-_known_counts = lru_cache(maxsize=256)(_counts)
-
-
-def _parameters(query_string: bytes) -> list[tuple[str, str]]:
-    if not query_string:
-        return []
-    return parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    return values, options
 
 
 DECODERS: Mapping[str, Decoder] = {JSON: decode_json, NPY: decode_npy}
@@ -249,14 +212,7 @@ def _check_names(document: dict[str, Any]) -> None:
     for name in document:
         if name not in FIELDS:
             known = ", ".join(repr(field) for field in FIELDS)
-            raise UnknownField(f"There is no field {_name(name)}; the fields are {known}.")
-
-
-def count(name: str, value: object) -> int:
-    # `type`, because true is an int to isinstance.
-    if type(value) is not int:
-        raise InvalidField(f"{name!r} must be an integer, not {_kind(value)}.")
-    return value
+            raise UnknownField(f"There is no field {fields.quoted(name)}; the fields are {known}.")
 
 
 def _may_hold_booleans(body: bytes) -> bool:
@@ -273,7 +229,7 @@ def rows(
     `first` is the number of the first one, if others were read before.
     """
     if not isinstance(inputs, list):
-        raise InvalidField(f"'inputs' must be a list of rows, not {_kind(inputs)}.")
+        raise InvalidField(f"'inputs' must be a list of rows, not {kind(inputs)}.")
     if not inputs:
         raise EmptyBatch("'inputs' holds no row.")
     bounds.check_rows(first + len(inputs))
@@ -281,7 +237,7 @@ def rows(
     packed = []
     for number, row in enumerate(inputs, first):
         if not isinstance(row, list):
-            raise InvalidField(f"inputs[{number}] must be a list of numbers, not {_kind(row)}.")
+            raise InvalidField(f"inputs[{number}] must be a list of numbers, not {kind(row)}.")
         if packer is None:
             if not first:
                 bounds.check(len(inputs), len(row))
@@ -309,7 +265,7 @@ def _packer(width: int) -> struct.Struct:
 
 def _not_a_number(number: int, row: list[Any]) -> NotANumber:
     place, value = next((i, v) for i, v in enumerate(row) if type(v) not in (int, float))
-    return NotANumber(f"inputs[{number}][{place}] must be a number, not {_kind(value)}.")
+    return NotANumber(f"inputs[{number}][{place}] must be a number, not {kind(value)}.")
 
 
 def float32(values: NDArray[np.floating[Any]], first: int = 0) -> NDArray[np.float32]:
@@ -332,28 +288,11 @@ def check_finite(values: NDArray[np.floating[Any]], media_type: str, first: int 
         raise NotFinite(f"inputs[{first + row}][{place}] {NOT_FINITE[media_type]}.")
 
 
-def _kind(value: object) -> str:
-    kinds = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a fractional number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), "null")
-
-
-def _name(name: str) -> str:
-    """A name the client chose, short enough to be said back."""
-    return repr(name if len(name) <= 40 else name[:40] + "...")
-
-
 # --- answers ---------------------------------------------------------------------------------
 
 
-def encode_json(source: Source, answer: Answered) -> bytes:
-    """Columnar JSON; "labels" only if the model has them."""
+def encode_json(source: Source, answer: Answered, promise: str | None = None) -> bytes:
+    """Columnar JSON; "labels" only if the model has them, the last three only if asked for."""
     document: dict[str, Any] = {
         "model": source.model,
         "version": source.version,
@@ -363,6 +302,10 @@ def encode_json(source: Source, answer: Answered) -> bytes:
     if source.labels is not None:
         document["labels"] = source.labels[answer.classes].tolist()
     document |= {"experts": answer.experts, "gates": answer.gates}
+    if answer.rungs is not None:
+        document |= {"searched": answer.searched, "rungs": RUNG_NAMES[answer.rungs].tolist()}
+    if promise is not None:
+        document["promise"] = promise
     return orjson.dumps(document, default=_contiguous, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -373,11 +316,13 @@ def _contiguous(value: object) -> NDArray[Any]:
     raise TypeError
 
 
-def encode_npy(source: Source, answer: Answered) -> bytes:
-    """One record per row: np.load(file)["classes"] is [B,k], and so on. It carries no labels."""
-    del source
+def encode_npy(source: Source, answer: Answered, promise: str | None = None) -> bytes:
+    """One record per row: np.load(file)["classes"] is [B,k], and so on. It carries no labels, and
+    leaves the promise to a header."""
+    del source, promise
     rows, k = answer.classes.shape
-    if rows == 1:  # its bytes lie one after the other already
+    plain = answer.rungs is None
+    if rows == 1 and plain:  # its bytes lie one after the other already
         return b"".join(
             (
                 npy_header(1, k),
@@ -387,17 +332,28 @@ def encode_npy(source: Source, answer: Answered) -> bytes:
                 answer.gates.tobytes(),
             )
         )
-    records = np.empty(rows, npy.answer_record(k))
-    records["classes"] = answer.classes
-    records["log_probs"] = answer.log_probs
-    records["experts"] = answer.experts
-    records["gates"] = answer.gates
-    return npy_header(rows, k) + records.tobytes()
+    return npy_header(rows, k, plain) + npy_records(answer, slice(None))
+
+
+def npy_records(answer: Answered, rows: slice) -> bytes:
+    """Some rows of a .npy answer."""
+    experts = answer.experts[rows]
+    records = np.empty(
+        len(experts), npy.answer_record(answer.classes.shape[1], answer.rungs is None)
+    )
+    records["classes"] = answer.classes[rows]
+    records["log_probs"] = answer.log_probs[rows]
+    records["experts"] = experts
+    records["gates"] = answer.gates[rows]
+    if answer.rungs is not None and answer.searched is not None:
+        records["searched"] = answer.searched[rows]
+        records["rungs"] = RUNG_NAMES[answer.rungs[rows]]
+    return records.tobytes()
 
 
 @lru_cache(maxsize=1024)
-def npy_header(rows: int, k: int) -> bytes:
-    return npy.header_of(npy.answer_record(k), (rows,))
+def npy_header(rows: int, k: int, plain: bool = True) -> bytes:
+    return npy.header_of(npy.answer_record(k, plain), (rows,))
 
 
 ENCODERS: Mapping[str, Encoder] = {JSON: encode_json, NPY: encode_npy}

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from service.errors import EmptyBatch, WrongWidth
 from service.http import codecs
-from service.http.codecs import Bounds, InvalidField, MalformedBody
+from service.http.codecs import Bounds, MalformedBody
+from service.http.fields import InvalidField
 from service.http.pieces import PIECE_BYTES
 
 MOST_BESIDE_BYTES = 65_536  # of a body, besides its numbers

@@ -22,7 +22,7 @@ Parts = list[bytes]  # of an answer; they are never joined, which would take lon
 Encoded = Generator[None, None, Parts]
 
 
-def encode_json(source: Source, answer: Answered) -> Encoded:
+def encode_json(source: Source, answer: Answered, promise: str | None) -> Encoded:
     parts = [orjson.dumps({"model": source.model, "version": source.version})[:-1]]
     columns: dict[str, NDArray[Any]] = {"classes": answer.classes, "log_probs": answer.log_probs}
     for name, values in columns.items():
@@ -35,14 +35,21 @@ def encode_json(source: Source, answer: Answered) -> Encoded:
     for name, values in columns.items():
         parts.append(b',"%b":' % name.encode())
         parts += yield from json_list(values)
+    if answer.rungs is not None and answer.searched is not None:
+        parts.append(b',"searched":')
+        parts += yield from json_list(answer.searched)
+        parts.append(b',"rungs":')
+        parts += yield from json_list(answer.rungs, codecs.RUNG_NAMES)
+    if promise is not None:
+        parts.append(b',"promise":' + orjson.dumps(promise))
     parts.append(b"}")
     return parts
 
 
 def json_list(
-    values: NDArray[Any], labels: NDArray[np.object_] | None = None, value_bytes: int = NUMBER_BYTES
+    values: NDArray[Any], labels: NDArray[Any] | None = None, value_bytes: int = NUMBER_BYTES
 ) -> Encoded:
-    """An array as a JSON list; with labels, those of its classes."""
+    """An array as a JSON list; with labels, those of its numbers."""
     parts: Parts = []
     for rows in _slices(values, value_bytes):
         part: Any = values[rows]
@@ -54,18 +61,13 @@ def json_list(
     return parts
 
 
-def encode_npy(source: Source, answer: Answered) -> Encoded:
-    del source
+def encode_npy(source: Source, answer: Answered, promise: str | None) -> Encoded:
+    del source, promise
     n_rows, k = answer.classes.shape
-    record = npy.answer_record(k)
-    parts = [codecs.npy_header(n_rows, k)]
-    for rows in _slices(answer.classes, record.itemsize // k):
-        records = np.empty(len(answer.experts[rows]), record)
-        records["classes"] = answer.classes[rows]
-        records["log_probs"] = answer.log_probs[rows]
-        records["experts"] = answer.experts[rows]
-        records["gates"] = answer.gates[rows]
-        parts.append(records.tobytes())
+    plain = answer.rungs is None
+    parts = [codecs.npy_header(n_rows, k, plain)]
+    for rows in _slices(answer.classes, npy.answer_record(k, plain).itemsize // k):
+        parts.append(codecs.npy_records(answer, rows))
         yield
     return parts
 
@@ -76,7 +78,7 @@ def _slices(values: NDArray[Any], value_bytes: int) -> list[slice]:
     return [slice(first, first + together) for first in range(0, len(values), together)]
 
 
-ENCODERS: Mapping[str, Callable[[Source, Answered], Encoded]] = {
+ENCODERS: Mapping[str, Callable[[Source, Answered, str | None], Encoded]] = {
     codecs.JSON: encode_json,
     codecs.NPY: encode_npy,
 }

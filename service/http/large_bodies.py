@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.http import codecs, json_rows
-from service.http.codecs import Bounds, InvalidField, Query
+from service.http import codecs, fields, json_rows
+from service.http.codecs import Bounds, Query
+from service.http.fields import InvalidField
 
 NUMBERS_AT_ONCE = 65_536
 
@@ -23,15 +24,15 @@ def decode_json(body: bytes, query_string: bytes, bounds: Bounds) -> Decoded:
     document = codecs.read_document(cut.document, query_string)
     if document["inputs"] != []:
         raise InvalidField("'inputs' must be a list of rows, and the only list in the body.")
-    k, experts = codecs.counts_of(document)
+    options = fields.of_object(document)
     hidden = yield from json_rows.parse_rows(body, cut.begin, cut.end, bounds)
-    return Query(hidden, k, experts)
+    return Query(hidden, *options)
 
 
 def decode_npy(body: bytes, query_string: bytes, bounds: Bounds) -> Decoded:
-    values, k, experts = codecs.read_npy(body, query_string, bounds)
+    values, options = codecs.read_npy(body, query_string, bounds)
     hidden = yield from float32(values)
-    return Query(hidden, k, experts)
+    return Query(hidden, *options)
 
 
 def float32(values: NDArray[np.floating[Any]]) -> Generator[None, None, NDArray[np.float32]]:

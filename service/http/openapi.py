@@ -30,11 +30,13 @@ MEANING = {
     403: "The API key's scopes do not cover this.",
     404: "There is no such model, version, expert or class.",
     406: "The Accept header allows neither kind of answer.",
-    409: "A label cannot be moved: its version is not good, or the folder is read-only.",
+    409: "A label cannot be moved: its version is not good, or the folder is read-only. Or recall"
+    " is not promised while the traffic has drifted.",
     408: "The body took too long to arrive.",
     413: "The body, the number of rows or the answer would be too large.",
     415: "The Content-Type or the Content-Encoding is not one that can be read.",
-    422: "A parameter is wrong, or the arrays are: width, type, a NaN or infinity, k or experts.",
+    422: "A parameter is wrong, or the arrays are: width, type, a NaN or infinity, k or experts; or"
+    " the model cannot answer exactly, or promise a recall.",
     429: "A queue is full; Retry-After says when to come back.",
     500: "The server failed; its log says why.",
     503: "The server is loading, draining or broken; Retry-After says when to come back.",

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from service.http import problems
-from service.http.codecs import InvalidField, UnknownField
+from service.http.fields import InvalidField, UnknownField
 
 DIGITS = re.compile(r"[0-9]{1,18}")
 

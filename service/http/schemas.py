@@ -6,6 +6,7 @@ Top-k bodies are described here too, but codecs.py reads and writes them without
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 
 class Problem(BaseModel):
@@ -28,6 +29,17 @@ class TopKRequest(BaseModel):
     experts: int = Field(
         default=1, ge=1, description="How many experts to search: more find more, at a higher cost"
     )
+    exact: bool = Field(
+        default=False, description="Answer the k best of the whole output layer, proven"
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | SkipJsonSchema[None] = Field(
+        default=None,
+        description="The share of the output layer's k best that must be found, on average: rows"
+        " that might miss more are answered exactly",
+    )
+    rescore: bool = Field(
+        default=False, description="Rank what is found by the output layer's own scores"
+    )
 
 
 class TopKAnswer(BaseModel):
@@ -40,6 +52,28 @@ class TopKAnswer(BaseModel):
     )
     experts: list[int] = Field(description="The expert that the gate chose for each row")
     gates: list[float] = Field(description="The gate's value for it")
+    searched: list[int] | None = Field(
+        default=None,
+        description="How many experts were searched for each row, 0 if all classes were scanned"
+        " from the start; only if exact, recall or rescore is asked for",
+    )
+    rungs: list[Literal["sparse", "escalated", "exact"]] | None = Field(
+        default=None,
+        description="How each row was answered: from its experts, by a scan because these might"
+        " not have kept the recall, or by a scan from the start; as searched",
+    )
+    promise: Literal["kept", "withdrawn"] | None = Field(
+        default=None,
+        description="Of a recall: withdrawn while the traffic is not what it was calibrated on",
+    )
+
+
+class ContractInfo(BaseModel):
+    """What recall was calibrated for."""
+
+    rows: int = Field(description="It was calibrated with")
+    levels: list[float] = Field(description="Recalls; above the last one all rows are scanned")
+    ks: list[int] = Field(description="Numbers of answers; above the last one likewise")
 
 
 class VersionInfo(BaseModel):
@@ -52,6 +86,11 @@ class VersionInfo(BaseModel):
     accuracy: float | None = Field(description="On the test rows of training")
     trained_flops_speedup: float
     flops_speedup: float | None = Field(description="Of the rows answered so far; null before any")
+    objective: Literal["accuracy", "fidelity"] = Field(
+        description="Whether its rows were learned, or are the output layer's own"
+    )
+    can_exact: bool = Field(description="Whether it ships the output layer that exact needs")
+    contract: ContractInfo | None = Field(description="Null if recall was not calibrated")
 
 
 class FoundVersion(BaseModel):

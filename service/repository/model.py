@@ -26,7 +26,7 @@ from service.telemetry.metrics import shadow
 from service.telemetry.metrics.model import ModelMetrics
 from service.telemetry.metrics.registry import Metrics
 from service.telemetry.metrics.shadow import Shadow
-from service.topk import TopKEngine
+from service.topk import Mode, TopKEngine
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _open(
     known = _known_rows(opened)
     _check_answers(engine, known)
     labels = None if opened.labels is None else np.array(opened.labels, dtype=object)
-    shadowed = opened.head is not None and rate > 0
+    shadowed = rate > 0 and (opened.head is not None or engine.can_exact)
     observer = metrics.model(
         name,
         version,
@@ -114,12 +114,20 @@ def _open(
         window_seconds=settings.drift.window_seconds,
         shadow_size=shadow.size(engine) if shadowed else 0,
         own_series=settings.metrics.own_series,
+        modes=engine.can_exact,
     )
     compared = None
-    if opened.head is not None and rate > 0:
-        full = engine_factory(opened.head, 1)
-        most_rows = settings.shadow.max_waiting_rows
-        compared = Shadow(engine, full, observer.shadow, rate=rate, most_rows=most_rows)
+    if shadowed:
+        head = opened.head
+        compared = Shadow(
+            engine,
+            engine if head is None else engine_factory(head, 1),
+            observer.shadow,
+            rate=rate,
+            most_rows=settings.shadow.max_waiting_rows,
+            full_mode=Mode(exact=head is None),
+            contract_counters=observer.promises.contract,
+        )
     elif rate > 0:
         logger.warning("%s/%d ships no head, so no row of it is compared with one.", name, version)
     queue = settings.queue

@@ -72,6 +72,9 @@ def _fields(event: RequestEvent, trace_id: int) -> Iterator[tuple[str, Any]]:
         yield "rows", event.rows
         yield "k", event.k
         yield "searched", event.searched
+        if event.mode:
+            yield "mode", event.mode
+            yield "escalated", event.escalated
     if event.experts is not None:
         yield "experts", summary(event.experts)
     yield "bytes_in", event.bytes_in

@@ -31,6 +31,8 @@ class RequestEvent(NamedTuple):
     rows: int = 0
     k: int = 0
     searched: int = 0  # experts to search for each row
+    mode: str = ""  # exact, recall=0.99, rescore; empty: none
+    escalated: int = 0  # rows scanned to keep a promised recall
     experts: NDArray[np.int64] | None = None  # [B] the gate's choices
     bytes_in: int = 0
     bytes_out: int = 0

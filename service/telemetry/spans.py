@@ -182,6 +182,9 @@ def _attributes(event: RequestEvent, scheme: str) -> Iterator[tuple[str, Any]]:
         yield "dss.rows", event.rows
         yield "dss.k", event.k
         yield "dss.searched", event.searched
+        if event.mode:
+            yield "dss.mode", event.mode
+            yield "dss.escalated", event.escalated
 
 
 def _resource() -> Resource:

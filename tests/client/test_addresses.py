@@ -53,7 +53,7 @@ def test_a_path_before_all_paths_is_kept(connect_once: Connect) -> None:
         client.topk(ROW, k=2)
         client.models()
     assert [head.split()[1] for head, _ in server.requests] == [
-        "/behind/topk?k=2&experts=1",
+        "/behind/topk?k=2",
         "/behind/models",
     ]
 

@@ -68,7 +68,7 @@ def test_one_message_holds_head_and_rows(connect_once: Connect) -> None:
         connect_once(server.url, api_key="secret").topk(ROW, k=2)
     (head, body) = server.requests[0]
     assert head.split("\r\n") == [
-        "POST /topk?k=2&experts=1 HTTP/1.1",
+        "POST /topk?k=2 HTTP/1.1",
         f"Host: 127.0.0.1:{server.port}",
         "User-Agent: dss-client",
         "Authorization: Bearer secret",

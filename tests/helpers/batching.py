@@ -12,9 +12,9 @@ from service.batching.batcher import INLINE_SECONDS, Batcher
 from service.batching.queue import QueueLimits
 from service.batching.threads import EngineThreads
 from service.engine import Engine
-from service.topk import Answered
+from service.topk import Answered, Mode
 
-Request = tuple[NDArray[np.float32], int, int]
+Request = tuple[NDArray[np.float32], int, int] | tuple[NDArray[np.float32], int, int, Mode]
 
 LIMITS = QueueLimits(rows=100, bytes=10**6, seconds=1e9)
 

@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import DSSError, Kind, KOutOfRange, NotFinite
-from service.http import codecs, compression
-from service.http.codecs import Bounds, InvalidField
+from service.http import codecs, compression, promises
+from service.http.codecs import Bounds
 from service.http.compression import Coding
+from service.http.fields import InvalidField
 from service.http.inference.routes import Place
 from service.http.large_answers import Parts
 from service.http.pieces import PIECE_BYTES, Pieces
+from service.http.promises import Promise
 from service.http.state import AppState
 from service.repository.catalog import Catalog
 from service.repository.model import Model
 from service.settings import Limits
-from service.topk import Answered
+from service.topk import SPARSE, Answered, Mode
 
 TARGETS_KEPT = 1024  # clients choose how they spell a version or an alias
 TIMEOUT = b"dss-timeout"
@@ -60,6 +62,7 @@ class Target(NamedTuple):
     version_header: Header
     bounds: Bounds  # of a request's rows
     json_bytes: int  # that one answer takes in JSON at most, with its label
+    mode: Mode  # of requests that name neither experts nor a mode
 
 
 class Asked(NamedTuple):
@@ -68,9 +71,11 @@ class Asked(NamedTuple):
     hidden: NDArray[np.float32]  # [B,D]
     k: int | None  # None: as many as is usual for the model
     experts: int
+    mode: Mode | None  # None: as is usual for the server
     media_type: str  # what the rows came as
     request: Any  # what the protocol needs to encode the answer
     seconds: float | None = None  # how long the client will wait, if its body says so
+    promise: Promise | None = None  # what becomes of a promised recall
 
 
 class RequestHead(NamedTuple):
@@ -157,12 +162,22 @@ class InferenceHandler(ABC, Generic[HeadT]):
                 length = value
         return RequestHead(self.read_head(headers, query_string), seconds, length)
 
+    def settle_mode(self, asked: Asked, target: Target) -> Asked:
+        """Settles how a request is answered that names no mode, or asks for a promise."""
+        mode = target.mode if asked.mode is None else asked.mode
+        if mode.recall is None:
+            return asked
+        settings = self.state.settings.answers
+        mode, promise = promises.promised(target.model, mode, len(asked.hidden), settings)
+        return asked._replace(mode=mode, promise=promise)
+
     def ask(
         self, head: HeadT, target: Target, asked: Asked, deadline: float
     ) -> "Answered | asyncio.Future[Answered]":
         """Asks the model's batcher, within the limits of a request."""
-        hidden, k, experts, media_type, _, _ = asked
+        hidden, k, experts, mode, media_type, _, _, _ = asked
         model = target.model
+        mode = mode or SPARSE
         if k is None:
             k = model.default_k
         rows, limits = len(hidden), self.state.settings.limits
@@ -175,13 +190,10 @@ class InferenceHandler(ABC, Generic[HeadT]):
                 f"The answer to {rows} rows with k = {k} may take more than"
                 f" {limits.max_answer_bytes} bytes; ask for fewer rows or a smaller k."
             )
-        if rows * model.engine.row_scores(k, experts) > limits.max_scores:
-            raise TooMuchToSearch(
-                f"{rows} rows with experts = {experts} take more than {limits.max_scores} scores;"
-                " ask for fewer rows or fewer experts."
-            )
+        if rows * model.engine.row_scores(k, experts, mode) > limits.max_scores:
+            raise _too_much(rows, experts, mode, limits)
         try:
-            return model.batcher.ask(hidden, k, experts, deadline)
+            return model.batcher.ask(hidden, k, experts, mode, deadline)
         except NotFinite:
             codecs.check_finite(hidden, media_type)
             raise
@@ -206,6 +218,7 @@ class InferenceHandler(ABC, Generic[HeadT]):
                 (b"dss-model-version", b"%d" % model.version),
                 Bounds(self.state.settings.limits.max_rows, model.engine.hidden_size),
                 NUMBER_BYTES + len(str(model.manifest.n_classes)) + model.source.label_bytes_most,
+                promises.usual_mode(model, self.state.settings.answers),
             )
             if len(self._targets) >= TARGETS_KEPT:
                 self._targets.clear()
@@ -221,6 +234,18 @@ def check_limits(rows: int, k: int, limits: Limits) -> None:
             f"{rows} rows with k = {k} ask for {rows * k} answers;"
             f" one request may have {limits.max_answers}."
         )
+
+
+def _too_much(rows: int, experts: int, mode: Mode, limits: Limits) -> TooMuchToSearch:
+    if mode.exact or mode.recall is not None:
+        return TooMuchToSearch(
+            f"{rows} rows for which all classes may be scanned take more than {limits.max_scores}"
+            " scores; ask for fewer rows."
+        )
+    return TooMuchToSearch(
+        f"{rows} rows with experts = {experts} take more than {limits.max_scores} scores;"
+        " ask for fewer rows or fewer experts."
+    )
 
 
 def _seconds(value: bytes) -> float:

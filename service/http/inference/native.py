@@ -66,14 +66,14 @@ class NativeHandler(InferenceHandler[NativeHead]):
 
     def read_body(self, head: NativeHead, body: bytes, bounds: Bounds) -> Asked:
         format_, query_string = head
-        hidden, k, experts = format_.decode(body, query_string, bounds)
-        return Asked(hidden, k, experts, format_.media_type, None)
+        query = format_.decode(body, query_string, bounds)
+        return Asked(*query, format_.media_type, None)
 
     def read_large_body(self, head: NativeHead, body: bytes, bounds: Bounds) -> Pieces[Asked]:
         format_, query_string = head
         decode = large_bodies.DECODERS[format_.media_type]
-        hidden, k, experts = yield from decode(body, query_string, bounds)
-        return Asked(hidden, k, experts, format_.media_type, None)
+        query = yield from decode(body, query_string, bounds)
+        return Asked(*query, format_.media_type, None)
 
     def answer_bytes(self, head: NativeHead, asked: Asked, target: Target) -> int:
         del asked
@@ -82,15 +82,9 @@ class NativeHandler(InferenceHandler[NativeHead]):
     def encode(
         self, head: NativeHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
-        del asked
         format_ = head[0]
-        content = format_.encode(target.model.source, answer)
-        headers = [
-            # The .npy answer has no other place for them.
-            target.model_header,
-            target.version_header,
-            format_.header,
-        ]
+        content = format_.encode(target.model.source, answer, asked.promise)
+        headers = _headers(format_, target, asked)
         if format_.answer_coding is not None:
             content = at_once(compression.compressed(content, format_.answer_coding, headers))
         headers.append((b"content-length", b"%d" % len(content)))
@@ -99,11 +93,10 @@ class NativeHandler(InferenceHandler[NativeHead]):
     def encode_large(
         self, head: NativeHead, asked: Asked, target: Target, answer: Answered
     ) -> Pieces[tuple[list[Header], Parts]]:
-        del asked
         format_ = head[0]
         encode = large_answers.ENCODERS[format_.answer_type]
-        parts = yield from encode(target.model.source, answer)
-        headers = [target.model_header, target.version_header, format_.header]
+        parts = yield from encode(target.model.source, answer, asked.promise)
+        headers = _headers(format_, target, asked)
         parts = yield from compression.compressed_parts(parts, format_.answer_coding, headers)
         headers.append((b"content-length", b"%d" % sum(map(len, parts))))
         return headers, parts
@@ -125,6 +118,14 @@ class NativeHandler(InferenceHandler[NativeHead]):
             self._formats.clear()
         self._formats[preferences] = format_
         return format_
+
+
+def _headers(format_: Format, target: Target, asked: Asked) -> list[Header]:
+    """What a .npy answer has no other place for, and its media type."""
+    headers = [target.model_header, target.version_header, format_.header]
+    if asked.promise is not None:
+        headers.append((b"dss-promise", asked.promise.encode()))
+    return headers
 
 
 def _text(value: bytes | None) -> str | None:

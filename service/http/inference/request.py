@@ -22,9 +22,11 @@ from service.http.inference.handler import (
 )
 from service.http.inference.routes import Place
 from service.http.observer import ID_HEADER, NO_TRACE_HEADERS, ObservedRequest, TraceHeaders
-from service.topk import Answered, DeadlineExceeded, TopK
+from service.topk import RUNGS, SPARSE, Answered, DeadlineExceeded, Mode, TopK
 
 logger = logging.getLogger(__name__)
+
+ESCALATED = RUNGS.index("escalated")
 
 
 class Outcome(NamedTuple):
@@ -99,6 +101,7 @@ class InferenceRequest(ObservedRequest):
         self, head: RequestHead, asked: Asked, target: Target
     ) -> "Answered | asyncio.Future[Answered]":
         self._asked = asked
+        self._asked = asked = self._handler.settle_mode(asked, target)
         seconds = head.seconds if asked.seconds is None else min(head.seconds, asked.seconds)
         deadline = self.arrived + seconds
         self._decoded = perf_counter()
@@ -196,6 +199,7 @@ class InferenceRequest(ObservedRequest):
         if self._asked is not None:
             asked = self._asked
             details |= {"rows": len(asked.hidden), "k": asked.k or 0, "searched": asked.experts}
+            details["mode"] = _mode_name(asked.mode)
         if self._answer is not None:
             details |= self._call(self._answer)
         return details
@@ -214,4 +218,14 @@ class InferenceRequest(ObservedRequest):
             "computed": computed,
             "gate_seconds": gate_seconds,
             "expert_seconds": float(expert_seconds.sum()),
+            "escalated": 0 if answer.rungs is None else int((answer.rungs == ESCALATED).sum()),
         }
+
+
+def _mode_name(mode: Mode | None) -> str:
+    """As logs and traces show it: exact, recall=0.99, rescore, or nothing."""
+    if mode is None or mode is SPARSE:
+        return ""
+    if mode.recall is not None:
+        return f"recall={mode.recall:g}"
+    return "exact" if mode.exact else "rescore"

@@ -1,34 +1,27 @@
 """Inference in the Open Inference Protocol, version 2, with Triton's binary tensors.
 
-One input, `hidden`; k and experts are parameters of the request. The outputs are classes,
-log_probs, experts and gates, all of them unless some are asked for by name. What else the protocol
-has is in `service/http/v2/`.
+One input, `hidden`; k, experts and the mode are parameters of the request. The outputs are classes,
+log_probs, experts and gates (`v2_outputs.py`). What else the protocol has is in `service/http/v2/`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from service.errors import EmptyBatch, NotSupported, WrongWidth
-from service.http import codecs, compression, json_rows, large_answers, large_bodies
-from service.http.codecs import (
-    UNBOUNDED,
-    Bounds,
-    InvalidField,
-    MalformedBody,
-    MissingField,
-    UnknownField,
-)
+from service.errors import EmptyBatch, WrongWidth
+from service.http import codecs, compression, fields, json_rows, large_bodies
+from service.http.codecs import UNBOUNDED, Bounds, MalformedBody
 from service.http.compression import Coding
+from service.http.fields import InvalidField, MissingField, UnknownField
+from service.http.inference import v2_outputs
 from service.http.inference.handler import Asked, Header, InferenceHandler, Target
+from service.http.inference.v2_outputs import Outputs, parameters_of, refuse_shared_memory
 from service.http.large_answers import Parts
 from service.http.pieces import Pieces, at_once
-from service.repository.model import Model
-from service.topk import Answered
+from service.topk import SPARSE, Answered
 
 INPUT = "hidden"
 INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
@@ -36,18 +29,10 @@ INPUT_DTYPES: Mapping[str, np.dtype[np.floating[Any]]] = {
     "FP16": np.dtype(np.float16),
     "FP64": np.dtype(np.float64),
 }
-DATATYPES = {"classes": "INT64", "log_probs": "FP32", "experts": "INT64", "gates": "FP32"}
-BYTES = {"INT64": 8, "FP32": 4}
-GAP = b"\0"  # stands in JSON for what is put there later; never there otherwise
 BINARY_BYTES = 12  # of a class and its log-probability
 JSON_HEADER = (b"content-type", b"application/json")
 BINARY_HEADER = (b"content-type", b"application/octet-stream")
 SHORT = 1024  # of a head whose meaning is worth keeping
-
-
-class Output(NamedTuple):
-    name: str
-    binary: bool
 
 
 class InferRequest(NamedTuple):
@@ -56,9 +41,8 @@ class InferRequest(NamedTuple):
     shape: tuple[int, int]
     dtype: np.dtype[np.floating[Any]]
     data: list[Any] | None  # None: the tensor follows the JSON part
-    k: int | None
-    experts: int
-    outputs: tuple[Output, ...]
+    options: fields.Options
+    outputs: Outputs
     id: str | None
     seconds: float | None  # how long the client will wait
 
@@ -103,28 +87,39 @@ class V2Handler(InferenceHandler[InferHead]):
         request, hidden = yield from decode_large(body, head.json_length, bounds)
         return _asked(request, hidden)
 
+    def settle_mode(self, asked: Asked, target: Target) -> Asked:
+        asked = super().settle_mode(asked, target)
+        if (asked.mode or SPARSE) is SPARSE:
+            asked.request.outputs.check_plain()
+        return asked
+
     def answer_bytes(self, head: InferHead, asked: Asked, target: Target) -> int:
         del head
-        outputs = asked.request.outputs
-        return BINARY_BYTES if all(output.binary for output in outputs) else target.json_bytes
+        return BINARY_BYTES if asked.request.outputs.binary else target.json_bytes
 
     def encode(
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> tuple[list[Header], bytes]:
-        content, json_length = encode(target.model, asked.request, answer)
+        request = asked.request
+        content, json_length = v2_outputs.encode(
+            target.model, request.outputs, request.id, answer, asked.promise
+        )
         headers, (content,) = at_once(_with_headers(head, [content], json_length))
         return headers, content
 
     def encode_large(
         self, head: InferHead, asked: Asked, target: Target, answer: Answered
     ) -> Pieces[tuple[list[Header], Parts]]:
-        parts, json_length = yield from encode_large(target.model, asked.request, answer)
+        request = asked.request
+        parts, json_length = yield from v2_outputs.encode_large(
+            target.model, request.outputs, request.id, answer, asked.promise
+        )
         return (yield from _with_headers(head, parts, json_length))
 
 
 def _asked(request: "InferRequest", hidden: NDArray[np.float32]) -> Asked:
     media_type = codecs.NPY if request.data is None else codecs.JSON
-    return Asked(hidden, request.k, request.experts, media_type, request, request.seconds)
+    return Asked(hidden, *request.options, media_type, request, request.seconds)
 
 
 def _with_headers(
@@ -208,7 +203,7 @@ def _read(head: bytes, tail: int) -> InferRequest:
         raise WrongWidth(f"The rows of {INPUT!r} are empty.")
     datatype = tensor["datatype"]
     dtype = INPUT_DTYPES[datatype]
-    size = _parameters(tensor).get("binary_data_size")
+    size = parameters_of(tensor).get("binary_data_size")
     if size is None:
         if tail:
             raise MalformedBody(f"{tail} bytes follow the JSON part, which no input announces.")
@@ -221,18 +216,18 @@ def _read(head: bytes, tail: int) -> InferRequest:
             f"{INPUT!r} has {rows} x {width} values of {dtype.itemsize} bytes and announces"
             f" {size!s:.20} bytes; {tail} follow the JSON part."
         )
-    parameters = _parameters(document)
+    parameters = parameters_of(document)
     name = document.get("id")
     if name is not None and not isinstance(name, str):
         raise InvalidField("'id' must be a string.")
-    k = parameters.get("k")
+    if parameters.get("k") is None:
+        parameters = {key: value for key, value in parameters.items() if key != "k"}
     return InferRequest(
         (rows, width),
         dtype,
         None if size is not None else tensor["data"],
-        None if k is None else codecs.count("k", k),
-        codecs.count("experts", parameters.get("experts", 1)),
-        _outputs(document, bool(parameters.get("binary_data_output", False))),
+        fields.of_object(parameters),
+        v2_outputs.read(document, bool(parameters.get("binary_data_output", False))),
         name,
         _seconds(parameters),
     )
@@ -251,53 +246,16 @@ def _only_input(document: dict[str, Any]) -> dict[str, Any]:
         raise UnknownField(f"There is one input, {INPUT!r}.")
     if tensor.get("datatype") not in tuple(INPUT_DTYPES):
         raise InvalidField(f"The datatype of {INPUT!r} must be FP32, FP16 or FP64.")
-    _refuse_shared_memory(_parameters(tensor))
+    refuse_shared_memory(parameters_of(tensor))
     return tensor
-
-
-def _outputs(document: dict[str, Any], binary: bool) -> tuple[Output, ...]:
-    asked = document.get("outputs")
-    if asked is None or asked == []:
-        return tuple(Output(name, binary) for name in DATATYPES)
-    if not isinstance(asked, list) or not all(isinstance(output, dict) for output in asked):
-        raise InvalidField("'outputs' must be a list of tensors.")
-    for output in asked:
-        if output.get("name") not in tuple(DATATYPES):
-            known = ", ".join(DATATYPES)
-            raise UnknownField(f"There is no such output; the outputs are {known}.")
-        parameters = _parameters(output)
-        _refuse_shared_memory(parameters)
-        if parameters.get("classification"):
-            raise NotSupported(
-                "There is no classification of an output (class_count): the output 'classes'"
-                " has the best classes already, as many as the parameter k says."
-            )
-    if len({output["name"] for output in asked}) < len(asked):
-        raise InvalidField("An output is asked for twice.")
-    return tuple(
-        Output(output["name"], bool(_parameters(output).get("binary_data", binary)))
-        for output in asked
-    )
-
-
-def _refuse_shared_memory(parameters: dict[str, Any]) -> None:
-    if "shared_memory_region" in parameters:
-        raise NotSupported("There is no shared memory: tensors are sent in the request.")
 
 
 def _seconds(parameters: dict[str, Any]) -> float | None:
     """Triton's `timeout`, in microseconds; 0 is none."""
-    microseconds = codecs.count("timeout", parameters.get("timeout", 0))
+    microseconds = fields.count("timeout", parameters.get("timeout", 0))
     if microseconds < 0:
         raise InvalidField("'timeout' must be a number of microseconds, not negative.")
     return microseconds / 1e6 or None
-
-
-def _parameters(document: dict[str, Any]) -> dict[str, Any]:
-    parameters = document.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise InvalidField("'parameters' must be an object.")
-    return parameters
 
 
 def _rows(data: list[Any], shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -314,78 +272,3 @@ def _shaped(hidden: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.f
     if hidden.shape != shape:
         raise InvalidField(f"'data' has shape {list(hidden.shape)}, not {list(shape)}.")
     return hidden
-
-
-# --- answers ---------------------------------------------------------------------------------
-
-
-def encode(model: Model, request: InferRequest, answer: Answered) -> tuple[bytes, int]:
-    """The answer, and the length of its JSON part."""
-    rows, k = answer.classes.shape
-    if request.id is None and all(output.binary for output in request.outputs):
-        head = _binary_head(model.name, model.version, request.outputs, rows, k)
-    else:
-        lists = {
-            output.name: np.ravel(getattr(answer, output.name))
-            for output in request.outputs
-            if not output.binary
-        }
-        head = _head(model.name, model.version, request.outputs, rows, k, request.id, lists)
-    tensors = [
-        getattr(answer, output.name).tobytes() for output in request.outputs if output.binary
-    ]
-    return b"".join((head, *tensors)), len(head)
-
-
-def encode_large(
-    model: Model, request: InferRequest, answer: Answered
-) -> Pieces[tuple[Parts, int]]:
-    """The same in pieces: tensors that are JSON a few numbers at a time."""
-    rows, k = answer.classes.shape
-    lists = dict.fromkeys(DATATYPES, orjson.Fragment(GAP))
-    head = _head(model.name, model.version, request.outputs, rows, k, request.id, lists)
-    first, *others = head.split(GAP)
-    parts = [first]
-    in_json = [output.name for output in request.outputs if not output.binary]
-    for name, between in zip(in_json, others, strict=True):
-        parts += yield from large_answers.json_list(np.ravel(getattr(answer, name)))
-        parts.append(between)
-    json_length = sum(map(len, parts))
-    for output in request.outputs:
-        if output.binary:
-            parts.append(getattr(answer, output.name).tobytes())
-            yield
-    return parts, json_length
-
-
-@lru_cache(maxsize=256)
-def _binary_head(name: str, version: int, outputs: Sequence[Output], rows: int, k: int) -> bytes:
-    """The JSON part of an answer whose tensors all follow it."""
-    return _head(name, version, outputs, rows, k, None, {})
-
-
-def _head(
-    name: str,
-    version: int,
-    outputs: Sequence[Output],
-    rows: int,
-    k: int,
-    asked_id: str | None,
-    lists: Mapping[str, Any],  # of the outputs that are JSON
-) -> bytes:
-    tensors = []
-    for output in outputs:
-        datatype = DATATYPES[output.name]
-        shape = [rows, k] if output.name in ("classes", "log_probs") else [rows]
-        tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
-        if output.binary:
-            size = int(np.prod(shape)) * BYTES[datatype]
-            tensor["parameters"] = {"binary_data_size": size}
-        else:
-            tensor["data"] = lists[output.name]
-        tensors.append(tensor)
-    document: dict[str, Any] = {"model_name": name, "model_version": str(version)}
-    if asked_id is not None:
-        document["id"] = asked_id
-    document["outputs"] = tensors
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -10,6 +10,12 @@ import { Unreadable } from "./vectors.js";
 const MOST_EXPERTS = 8;
 const ANSWERS = [1, 3, 5, 10, 20, 50, 100];
 const USUAL_ANSWERS = 10;
+// How a row was answered, if an exact answer was asked for or the server promises a recall.
+const RUNGS = {
+  sparse: "Its experts were enough.",
+  escalated: "All classes were scanned, since its experts might have missed some.",
+  exact: "All classes were scanned: these are the output layer's own.",
+};
 
 export class Ask {
   #model = null;
@@ -23,6 +29,10 @@ export class Ask {
     this.#questions = new Questions(() => this.#again());
     by("dial").addEventListener("input", () => {
       by("dial-value").textContent = by("dial").value;
+      this.#again();
+    });
+    by("exact").addEventListener("change", () => {
+      this.#setDial();
       this.#again();
     });
     by("k").addEventListener("change", () => this.#again());
@@ -42,7 +52,9 @@ export class Ask {
     this.#empty();
     const dial = by("dial");
     dial.max = Math.min(MOST_EXPERTS, model.n_experts);
-    dial.disabled = model.n_experts === 1;
+    by("exact-field").hidden = !model.can_exact;
+    if (!model.can_exact) by("exact").checked = false;
+    this.#setDial();
     by("dial-value").textContent = dial.value;
     const counts = ANSWERS.filter((k) => k <= model.n_classes);
     const before = Number(by("k").value) || USUAL_ANSWERS;
@@ -59,17 +71,19 @@ export class Ask {
     this.#asking?.abort();
     const asking = (this.#asking = new AbortController());
     const model = this.#model;
-    const [k, experts] = [Number(by("k").value), Number(by("dial").value)];
+    const exact = by("exact").checked;
+    const [k, experts] = [Number(by("k").value), exact ? 1 : Number(by("dial").value)];
     by("answer").classList.add("old");
     try {
-      const question = await this.#questions.body(k, experts);
+      const question = await this.#questions.body(k, exact ? { exact } : { experts });
       const began = performance.now();
       const answer = await this.#post(model, question, asking.signal);
       const took = (performance.now() - began) / 1000;
-      const before = experts > 1 ? await this.#withOne(model, k, asking.signal) : answer;
+      const isMore = exact || experts > 1;
+      const before = isMore ? await this.#withOne(model, k, asking.signal) : answer;
       if (asking.signal.aborted) return;
       problems.clear(by("ask-problem"));
-      this.#showAnswer(model, answer, took, experts, before);
+      this.#showAnswer(answer, took, before);
     } catch (error) {
       if (asking.signal.aborted || isAbort(error)) return;
       this.#empty();
@@ -79,7 +93,7 @@ export class Ask {
   }
 
   async #withOne(model, k, signal) {
-    return this.#post(model, await this.#questions.body(k, 1), signal);
+    return this.#post(model, await this.#questions.body(k, { experts: 1 }), signal);
   }
 
   #post(model, { query, type, body }, signal) {
@@ -90,6 +104,11 @@ export class Ask {
     if (this.#asked) this.ask();
   }
 
+  // Exact answers search all classes, so there is nothing to dial.
+  #setDial() {
+    by("dial").disabled = this.#model.n_experts === 1 || by("exact").checked;
+  }
+
   #empty() {
     problems.clear(by("ask-problem"));
     by("answer").hidden = true;
@@ -97,7 +116,7 @@ export class Ask {
     this.chosen(null);
   }
 
-  #showAnswer(model, answer, took, experts, before) {
+  #showAnswer(answer, took, before) {
     const [classes] = answer.classes;
     const labels = answer.labels?.[0] ?? [];
     const shares = answer.log_probs[0].map(Math.exp);
@@ -116,12 +135,13 @@ export class Ask {
       "The gate chose ",
       open,
       ` with ${gate(answer.gates[0])}. Answered in ${seconds(took)}.`,
+      ...(answer.rungs ? [` ${RUNGS[answer.rungs[0]]}`] : []),
     );
     by("answer-bars").replaceChildren(
       ...classes.map((id, at) => this.#bar(id, labels[at], shares[at], !known.has(id))),
     );
     const found = classes.filter((id) => !known.has(id)).length;
-    by("answer-new").hidden = experts === 1;
+    by("answer-new").hidden = before === answer;
     by("answer-new").textContent = found
       ? `${plural(found, "class", "classes")} that one expert alone would not have found.`
       : "One expert alone would have found the same classes.";

@@ -52,16 +52,17 @@ export class Questions {
   }
 
   // What to send. Rows of numbers go as JSON; a file goes as it is, as far as it can.
-  async body(k, experts) {
+  // `how` is {experts} or {exact: true}.
+  async body(k, how) {
     if (this.source === "file") {
       return {
-        query: `?k=${k}&experts=${experts}`,
+        query: `?${new URLSearchParams({ k, ...how })}`,
         type: "application/x-npy",
         body: await this.#fileBody(),
       };
     }
     const inputs = [this.source === "sample" ? this.#sample() : numbers(by("vector").value)];
-    return { query: "", type: "application/json", body: JSON.stringify({ inputs, k, experts }) };
+    return { query: "", type: "application/json", body: JSON.stringify({ inputs, k, ...how }) };
   }
 
   async take(file) {

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from service.http import openapi, schemas
-from service.http.codecs import InvalidField, UnknownField
+from service.http.fields import InvalidField, UnknownField
 from service.http.state import AppState
 from service.repository.catalog import Entry, ModelNotFound
 from service.repository.model import Model
@@ -113,4 +113,14 @@ def _version_info(model: Model) -> schemas.VersionInfo:
         accuracy=manifest.training.accuracy,
         trained_flops_speedup=manifest.training.flops_speedup,
         flops_speedup=model.metrics.flops_speedup(),
+        objective=model.engine.objective,
+        can_exact=model.engine.can_exact,
+        contract=_contract(model),
     )
+
+
+def _contract(model: Model) -> schemas.ContractInfo | None:
+    found = model.engine.contract
+    if found is None:
+        return None
+    return schemas.ContractInfo(rows=found.rows, levels=found.levels, ks=found.ks)

@@ -16,14 +16,19 @@ def add_routes(app: FastAPI) -> None:
     routes.declare(app, "native", **TOPK)
 
 
-def _npy_parameter(name: str, default: int, text: str) -> dict[str, Any]:
+WHOLE: Mapping[str, Any] = {"type": "integer", "minimum": 1}
+SHARE: Mapping[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+SWITCH: Mapping[str, Any] = {"type": "boolean"}
+
+
+def _npy_parameter(name: str, text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     # No "default" in the schema: /docs would send it along with a JSON body, which is refused.
     return {
         "name": name,
         "in": "query",
         "required": False,
-        "description": f"{text} {default} if absent. Only for {codecs.NPY} bodies.",
-        "schema": {"type": "integer", "minimum": 1},
+        "description": f"{text} Only for {codecs.NPY} bodies.",
+        "schema": dict(schema),
     }
 
 
@@ -37,6 +42,10 @@ TOPK: Mapping[str, Any] = {
             "headers": {
                 "DSS-Model": {"schema": {"type": "string"}},
                 "DSS-Model-Version": {"schema": {"type": "integer"}},
+                "DSS-Promise": {
+                    "description": "Of a recall, if one is asked for or usual: kept or withdrawn",
+                    "schema": {"type": "string"},
+                },
             },
             "content": {
                 codecs.JSON: {"schema": ref(schemas.TopKAnswer)},
@@ -45,17 +54,23 @@ TOPK: Mapping[str, Any] = {
                     | {
                         "description": "One record per row with the fields classes (int64 [k]),"
                         " log_probs (float32 [k]), experts (int64) and gates (float32):"
-                        ' np.load(io.BytesIO(body))["classes"] is [rows, k].'
+                        ' np.load(io.BytesIO(body))["classes"] is [rows, k]. If exact, recall or'
+                        " rescore is asked for also searched (int64) and rungs (a string)."
                     }
                 },
             },
         },
-        **problem_responses(400, 404, 406, 408, 413, 415, 422, 429, 500, 503, 504),
+        **problem_responses(400, 404, 406, 408, 409, 413, 415, 422, 429, 500, 503, 504),
     },
     "openapi_extra": {
         "parameters": [
-            _npy_parameter("k", DEFAULT_K, "How many classes to answer for each row."),
-            _npy_parameter("experts", 1, "How many experts to search."),
+            _npy_parameter(
+                "k", f"How many classes to answer for each row. {DEFAULT_K} if absent.", WHOLE
+            ),
+            _npy_parameter("experts", "How many experts to search. 1 if absent.", WHOLE),
+            _npy_parameter("exact", "Answer the k best of the whole output layer.", SWITCH),
+            _npy_parameter("recall", "The share of these that must be found.", SHARE),
+            _npy_parameter("rescore", "Rank what is found by the output layer.", SWITCH),
         ],
         "requestBody": {
             "required": True,

@@ -37,7 +37,7 @@ INFER: Mapping[str, Any] = {
                 OCTETS: {"schema": BINARY | {"description": "JSON, then the binary outputs."}},
             },
         },
-        **v2_responses(400, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+        **v2_responses(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504),
     },
     "openapi_extra": {
         "parameters": [

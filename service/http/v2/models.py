@@ -9,7 +9,8 @@ from fastapi import FastAPI
 
 from service.http import health
 from service.http.auth.access import needs
-from service.http.inference.v2 import DATATYPES, INPUT
+from service.http.inference.v2 import INPUT
+from service.http.inference.v2_outputs import DATATYPES
 from service.http.state import AppState
 from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import (
@@ -33,6 +34,7 @@ from service.http.v2.schemas import (
 )
 from service.repository.model import Model
 from service.settings import Settings
+from service.topk import RUNGS
 
 PLATFORM = "doubly_sparse_softmax"
 EXTENSIONS = [
@@ -163,7 +165,7 @@ async def _ready(model: Model) -> V2ModelReady:
 
 
 def _config(settings: Settings, model: Model) -> V2Config:
-    manifest = model.manifest
+    manifest, engine = model.manifest, model.engine
     facts = {
         "version": model.version,
         "n_classes": manifest.n_classes,
@@ -175,6 +177,10 @@ def _config(settings: Settings, model: Model) -> V2Config:
         "max_answers": settings.limits.max_answers,
         "max_joined_rows": settings.queue.max_batch_rows,
         "max_queued_rows": settings.queue.max_rows,
+        "objective": engine.objective,
+        "can_exact": str(engine.can_exact).lower(),
+        "recall_levels": ",".join(map(str, engine.contract.levels)) if engine.contract else "",
+        "rungs": ",".join(RUNGS),
         "trained_flops_speedup": manifest.training.flops_speedup,
         "created": manifest.created,
         "format_version": manifest.format_version,

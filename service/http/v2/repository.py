@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from service.errors import NotSupported
 from service.http import openapi
 from service.http.auth.access import needs
-from service.http.codecs import InvalidField, UnknownField
+from service.http.fields import InvalidField, UnknownField
 from service.http.state import AppState
 from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import V2IndexEntry, V2IndexRequest, V2LoadRequest, V2UnloadRequest

@@ -59,7 +59,9 @@ class V2Input(BaseModel):
 
 
 class V2RequestedOutput(BaseModel):
-    name: Literal["classes", "log_probs", "experts", "gates"]
+    name: Literal["classes", "log_probs", "experts", "gates", "searched", "rungs"] = Field(
+        description="The last two only if exact, recall or rescore is asked for"
+    )
     parameters: dict[str, bool] = Field(
         default={}, description="binary_data: whether it shall follow the JSON part"
     )
@@ -67,9 +69,10 @@ class V2RequestedOutput(BaseModel):
 
 class V2Request(BaseModel):
     id: str | None = None
-    parameters: dict[str, int | bool] = Field(
+    parameters: dict[str, int | float | bool] = Field(
         default={},
-        description="k, experts, timeout (microseconds) and binary_data_output; others are ignored",
+        description="k, experts, exact, recall, rescore, timeout (microseconds) and"
+        " binary_data_output; others are ignored",
     )
     inputs: Annotated[list[V2Input], Field(min_length=1, max_length=1)]
     outputs: list[V2RequestedOutput] = Field(default=[], description="All of them if empty")
@@ -87,6 +90,9 @@ class V2Answer(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
+    parameters: dict[str, str] | None = Field(
+        default=None, description="promise: kept or withdrawn, if a recall is asked for or usual"
+    )
     outputs: list[V2Output]
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 
 from service.errors import NotSupported
 from service.http import openapi
-from service.http.codecs import InvalidField, UnknownField
+from service.http.fields import InvalidField, UnknownField
 from service.http.state import AppState
 from service.http.v2.responses import v2_responses
 from service.http.v2.schemas import (

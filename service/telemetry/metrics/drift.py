@@ -22,6 +22,7 @@ SHADOW = "shadow"  # what a block counts: the first part of its key
 
 STEP_SECONDS = 10.0  # between samples of the counts: by so much a window may be too long
 LEAST_ROWS, LEAST_ROWS_OF_A_BIN = 1000, 20  # fewer are more noise than shift
+LARGE_SHIFT = 0.25  # from here on the alerts fire, and a promised recall is withdrawn
 UNSEEN = 0.5  # rows added to every bin, live and trained: an empty one would be infinitely far
 
 
@@ -92,6 +93,7 @@ class Drift:
     def __init__(self, labels: tuple[str, str], facts: TrainingFacts, seconds: float) -> None:
         self.labels = labels
         self.trained = Trained(facts)
+        self.shifted = False  # by more than LARGE_SHIFT, when it was last looked at
         self._seconds = seconds
         self._window: Window | None = None
 
@@ -103,22 +105,30 @@ class Drift:
             self._window = Window(self._seconds, now, traffic)
         else:
             self._window.look(now, traffic)
+        drifts = self._drifts(self._window.since(traffic))
+        self.shifted = any(drift is not None and drift > LARGE_SHIFT for drift in drifts)
+
+    def _drifts(self, recent: Values) -> tuple[float | None, float | None]:
+        """Of experts and of gates; None where rows are too few to tell."""
+        chosen, gates, _ = self._split(recent)
+        return self.trained.expert_drift(chosen), self.trained.gate_drift(gates)
+
+    def _split(self, recent: Values) -> list[Values]:
+        return np.split(recent, np.cumsum([len(self.trained.experts), GATE_BINS]))
 
     def add_to(self, families: "DriftFamilies", traffic: Values) -> None:
         if self._window is None:
             return
         recent = self._window.since(traffic)
-        parts = np.cumsum([len(self.trained.experts), GATE_BINS])
-        chosen, gates, shadowed = np.split(recent, parts)
+        chosen, _, shadowed = self._split(recent)
         families.rows.add_metric(self.labels, float(chosen.sum()))
         if chosen.any():
             families.effective_experts.add_metric(self.labels, effective_number(chosen))
-        drift = self.trained.expert_drift(chosen)
-        if drift is not None:
-            families.experts.add_metric(self.labels, drift)
-        drift = self.trained.gate_drift(gates)
-        if drift is not None:
-            families.gates.add_metric(self.labels, drift)
+        for family, drift in zip(
+            (families.experts, families.gates), self._drifts(recent), strict=True
+        ):
+            if drift is not None:
+                family.add_metric(self.labels, drift)
         if len(shadowed) and shadowed[shadow.ROWS]:
             for at, hits in _hits(shadowed):
                 recall = hits / (shadowed[shadow.ROWS] * at)

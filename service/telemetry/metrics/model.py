@@ -5,18 +5,20 @@ from time import time
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from service.bundle import Bundle, flops_speedup
+from service.bundle import Bundle
 from service.engine.kernels import call_counts
 from service.shared_state.counters import Counters, Key, Values, totals
 from service.telemetry.metrics.drift import SHADOW, Drift
 from service.telemetry.metrics.expert_series import ExpertSeries
 from service.telemetry.metrics.model_gauges import ModelGauges
-from service.topk import TopK
+from service.telemetry.metrics.promises import ANSWERED, CONTRACT, WITHDRAWN, PromiseMetrics
+from service.topk import Mode, TopK
 
 # What a block counts: the first part of its key.
 MODEL_CALLS, QUEUE_ROWS, FAILED = "model", "queue", "failed"
-OF_A_MODEL = (MODEL_CALLS, QUEUE_ROWS, FAILED, SHADOW)
+OF_A_MODEL = (MODEL_CALLS, QUEUE_ROWS, FAILED, SHADOW, ANSWERED, WITHDRAWN, CONTRACT)
 
 Counted = Mapping[Key, Values]  # the sums over all workers
 
@@ -47,6 +49,7 @@ class ModelMetrics:
         window_seconds: float,
         shadow_size: int,
         own_series: int | None,
+        modes: bool,
     ) -> None:
         manifest = bundle.manifest
         n_experts = manifest.n_experts
@@ -62,6 +65,9 @@ class ModelMetrics:
         self._queue_rows: Callable[[], float] = lambda: 0
         self._shadow_key = (SHADOW, *self.labels)
         self.shadow = counters.block(self._shadow_key, shadow_size) if shadow_size else np.empty(0)
+        self.promises = PromiseMetrics(
+            counters, self.labels, modes=modes, checked=bool(shadow_size)
+        )
         self.drift = Drift(self.labels, manifest.training, window_seconds)
         self.experts = ExpertSeries(manifest.training.utilization, own_series)
         self.series = gauges.show(self.labels, bundle, self.experts)
@@ -102,6 +108,10 @@ class ModelMetrics:
             self.drift.trained.edges,
         )
 
+    def answered(self, mode: Mode, rungs: NDArray[np.uint8]) -> None:
+        """The same call, if a mode was asked for: how each of its rows was answered."""
+        self.promises.answered(mode, rungs)
+
     def failed(self, seconds: float) -> None:
         """A request for this version was not answered. Called on the event loop alone."""
         self._failed[0] += 1
@@ -127,7 +137,8 @@ class ModelMetrics:
 
     def read(self) -> Counted:
         """What was counted of this version; a scrape reads everything at once instead."""
-        keys = (self._key, self._shadow_key) if len(self.shadow) else (self._key,)
+        keys = [self._key, self.promises.answered_key]
+        keys += [self._shadow_key] if len(self.shadow) else []
         return totals(block for key in keys for block in self._counters.blocks(key))
 
     def _totals(self, counted: Counted | None = None) -> Values:
@@ -154,9 +165,11 @@ class ModelMetrics:
         return np.concatenate([chosen, gates, shadow])
 
     def scored_classes(self, counted: Counted) -> float:
-        """Rows scored by each expert times what one costs it, together."""
+        """Rows scored by each expert times what one costs it, together, and all classes of the
+        rows that were scanned."""
         rows = experts_of(self._totals(counted))[: len(self.expert_costs), call_counts.SCORED]
-        return float(rows @ np.asarray(self.expert_costs, np.float64))
+        searched = float(rows @ np.asarray(self.expert_costs, np.float64))
+        return searched + self.n_classes * self.promises.scanned(counted)
 
     def utilization(self, counted: Counted | None = None) -> Values | None:
         """u_k: rows scored by each expert per row answered; None before the first row.
@@ -170,12 +183,12 @@ class ModelMetrics:
         return shares
 
     def flops_speedup(self, counted: Counted | None = None) -> float | None:
-        utilization = self.utilization(counted)
-        if utilization is None:
+        """The paper's |V| / (sum_k |v_k| u_k + K), of the rows answered so far; None before any."""
+        counted = self.read() if counted is None else counted
+        rows = float(self._totals(counted)[call_counts.ROWS])
+        if not rows:
             return None
-        return flops_speedup(
-            self.n_classes, self.expert_costs, utilization[: len(self.expert_costs)].tolist()
-        )
+        return self.n_classes / (self.scored_classes(counted) / rows + len(self.expert_costs))
 
 
 def experts_of(calls: Values) -> Values:

@@ -63,7 +63,7 @@ def expert_families(models: Sequence[ModelMetrics], counted: Counted) -> Iterato
     rows = CounterMetricFamily("dss_expert_rows_total", "Rows scored by an expert.", labels=EXPERT)
     scored = CounterMetricFamily(
         "dss_scored_classes_total",
-        "Classes scored by the experts, an approximated expert's at what they cost.",
+        "Classes scored by experts and by scans of all; an approximated expert's at its cost.",
         labels=MODEL,
     )
     seconds = HistogramMetricFamily(

@@ -18,6 +18,7 @@ from service.telemetry.metrics.http import DENIED, REJECTED, HttpMetrics, http_f
 from service.telemetry.metrics.model import OF_A_MODEL, QUEUE_ROWS, Counted, ModelMetrics
 from service.telemetry.metrics.model_families import expert_families, model_families
 from service.telemetry.metrics.model_gauges import ModelGauges
+from service.telemetry.metrics.promises import promise_families
 from service.telemetry.metrics.versions import VersionMetrics, load_families
 
 # What a block counts: the first part of its key.
@@ -62,8 +63,10 @@ class Metrics:
         window_seconds: float = WINDOW_SECONDS,
         shadow_size: int = 0,
         own_series: int | None = None,
+        modes: bool = False,
     ) -> ModelMetrics:
-        """The metrics of one loaded model, of whose experts `own_series` have their own."""
+        """The metrics of one loaded model, of whose experts `own_series` have their own; `modes`:
+        whether it can answer exactly."""
         model = ModelMetrics(
             self._gauges,
             self.counters,
@@ -73,6 +76,7 @@ class Metrics:
             window_seconds,
             shadow_size,
             own_series,
+            modes,
         )
         self._models.append(model)
         return model
@@ -174,6 +178,7 @@ def _families(
     yield from model_families(counted)
     yield from expert_families(models, counted)
     yield from shadow_families(counted)
+    yield from promise_families(counted)
     yield from _worker_families(workers)
 
 

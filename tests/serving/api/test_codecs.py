@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service import npy
 from service.errors import DSSError, EmptyBatch, NotFinite, WrongWidth
-from service.http import codecs
+from service.http import codecs, fields
 from service.repository.model import Source
 from service.topk import Answer, Call
 
@@ -71,18 +71,18 @@ def test_k_and_experts_may_be_left_out() -> None:
         (b'{"inputs": [[Infinity]]}', codecs.MalformedBody, "not valid JSON"),
         (b"\xff\xfe{}", codecs.MalformedBody, "not valid JSON"),
         (b"[" * 100_000, codecs.MalformedBody, "not valid JSON"),
-        (b"[[1, 2]]", codecs.InvalidField, "must be an object"),
-        (b"null", codecs.InvalidField, "must be an object"),
-        (b'{"k": 3}', codecs.MissingField, "'inputs' is missing"),
-        (b'{"inputs": [[1]], "kk": 3}', codecs.UnknownField, "'kk'"),
-        (b'{"inputs": null}', codecs.InvalidField, "not null"),
-        (b'{"inputs": "abc"}', codecs.InvalidField, "not a string"),
-        (b'{"inputs": {"a": 1}}', codecs.InvalidField, "not an object"),
+        (b"[[1, 2]]", fields.InvalidField, "must be an object"),
+        (b"null", fields.InvalidField, "must be an object"),
+        (b'{"k": 3}', fields.MissingField, "'inputs' is missing"),
+        (b'{"inputs": [[1]], "kk": 3}', fields.UnknownField, "'kk'"),
+        (b'{"inputs": null}', fields.InvalidField, "not null"),
+        (b'{"inputs": "abc"}', fields.InvalidField, "not a string"),
+        (b'{"inputs": {"a": 1}}', fields.InvalidField, "not an object"),
         (b'{"inputs": []}', EmptyBatch, "no row"),
         (b'{"inputs": [[]]}', WrongWidth, "empty"),
-        (b'{"inputs": [1, 2]}', codecs.InvalidField, "inputs[0] must be a list"),
+        (b'{"inputs": [1, 2]}', fields.InvalidField, "inputs[0] must be a list"),
         (b'{"inputs": [[1, 2], [3]]}', codecs.RaggedRows, "inputs[1] has 1 numbers"),
-        (b'{"inputs": [[1, 2], 3]}', codecs.InvalidField, "inputs[1] must be a list"),
+        (b'{"inputs": [[1, 2], 3]}', fields.InvalidField, "inputs[1] must be a list"),
         (b'{"inputs": [[1, "2"]]}', codecs.NotANumber, "inputs[0][1] must be a number, not a str"),
         (b'{"inputs": [[1], [null]]}', codecs.NotANumber, "inputs[1][0] must be a number, not nul"),
         (b'{"inputs": [[0, true]]}', codecs.NotANumber, "inputs[0][1] must be a number, not a boo"),
@@ -90,11 +90,11 @@ def test_k_and_experts_may_be_left_out() -> None:
         (b'{"inputs": [[[1]]]}', codecs.NotANumber, "not a list"),
         (b'{"inputs": [[{}]]}', codecs.NotANumber, "not an object"),
         (b'{"inputs": [[1e400]]}', NotFinite, "too large"),
-        (b'{"inputs": [[1]], "k": "3"}', codecs.InvalidField, "'k' must be an integer"),
-        (b'{"inputs": [[1]], "k": 3.0}', codecs.InvalidField, "'k' must be an integer"),
-        (b'{"inputs": [[1]], "k": true}', codecs.InvalidField, "not a boolean"),
-        (b'{"inputs": [[1]], "k": null}', codecs.InvalidField, "not null"),
-        (b'{"inputs": [[1]], "experts": []}', codecs.InvalidField, "'experts' must be an integer"),
+        (b'{"inputs": [[1]], "k": "3"}', fields.InvalidField, "'k' must be an integer"),
+        (b'{"inputs": [[1]], "k": 3.0}', fields.InvalidField, "'k' must be an integer"),
+        (b'{"inputs": [[1]], "k": true}', fields.InvalidField, "not a boolean"),
+        (b'{"inputs": [[1]], "k": null}', fields.InvalidField, "not null"),
+        (b'{"inputs": [[1]], "experts": []}', fields.InvalidField, "'experts' must be an integer"),
     ],
 )
 def test_wrong_json_is_named(body: bytes, kind: type[DSSError], sentence: str) -> None:
@@ -112,13 +112,13 @@ def test_a_long_string_between_numbers_costs_nothing() -> None:
 
 
 def test_a_made_up_name_is_not_repeated_in_full() -> None:
-    with pytest.raises(codecs.UnknownField) as failure:
+    with pytest.raises(fields.UnknownField) as failure:
         codecs.decode_json(orjson.dumps({"x" * 10_000: 1}), b"")
     assert len(str(failure.value)) < 200
 
 
 def test_a_json_body_takes_no_query_string() -> None:
-    with pytest.raises(codecs.UnknownField, match="'k'"):
+    with pytest.raises(fields.UnknownField, match="'k'"):
         codecs.decode_json(b'{"inputs": [[1]]}', b"k=3")
 
 
@@ -241,14 +241,14 @@ def test_any_header_is_read_or_named(text: bytes, version: bytes) -> None:
 @pytest.mark.parametrize(
     ("query_string", "kind"),
     [
-        (b"k=x", codecs.InvalidField),
-        (b"k=", codecs.InvalidField),
-        (b"k=1.0", codecs.InvalidField),
-        (b"k=" + b"9" * 5000, codecs.InvalidField),
-        (b"k=%D9%A3", codecs.InvalidField),
-        (b"k=1&k=2", codecs.InvalidField),
-        (b"inputs=1", codecs.UnknownField),
-        (b"other=1", codecs.UnknownField),
+        (b"k=x", fields.InvalidField),
+        (b"k=", fields.InvalidField),
+        (b"k=1.0", fields.InvalidField),
+        (b"k=" + b"9" * 5000, fields.InvalidField),
+        (b"k=%D9%A3", fields.InvalidField),
+        (b"k=1&k=2", fields.InvalidField),
+        (b"inputs=1", fields.UnknownField),
+        (b"other=1", fields.UnknownField),
     ],
 )
 def test_wrong_query_strings_are_named(query_string: bytes, kind: type[DSSError]) -> None:

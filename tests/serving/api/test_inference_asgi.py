@@ -20,7 +20,7 @@ from service.http import body as limits
 from service.http.app import Application, create_app
 from service.http.inference import native
 from service.settings import Limits, Queue, Settings
-from service.topk import TopK
+from service.topk import SPARSE, Mode, TopK
 
 Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -299,8 +299,10 @@ def test_requests_of_one_turn_are_joined_and_answered_as_single_ones(app: Applic
 class Remembering(FakeEngine):
     """Knows whether its last answer is still in memory."""
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
-        found = super().topk(hidden, k, experts)
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int = 1, mode: Mode = SPARSE
+    ) -> TopK:
+        found = super().topk(hidden, k, experts, mode)
         self.last = weakref.ref(found.classes)
         return found
 

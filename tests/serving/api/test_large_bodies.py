@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from service.errors import DSSError
 from service.http import codecs, json_rows, large_answers, large_bodies
 from service.http.codecs import Bounds
-from service.http.inference import v2
-from service.http.inference.v2 import InferRequest, Output
+from service.http.inference import v2, v2_outputs
+from service.http.inference.v2_outputs import Output, Outputs
 from service.http.pieces import Pieces, at_once
 from service.repository.model import Source
-from service.topk import NO_CLASS, TopK
+from service.topk import NO_CLASS, RUNGS, SPARSE, Mode, TopK
 
 T = TypeVar("T")
 
@@ -52,8 +52,28 @@ def test_json_in_pieces_is_the_same_as_at_once(indent: int, order: tuple[str, ..
     decoded = at_once(large_bodies.decode_json(body, b"", BOUNDS))
     expected = codecs.decode_json(body, b"", BOUNDS)
     assert np.array_equal(decoded.hidden, ROWS) and np.array_equal(expected.hidden, ROWS)
-    assert decoded[1:] == expected[1:] == (3, 2)
+    assert decoded[1:] == expected[1:] == (3, 2, SPARSE)
     assert counted(large_bodies.decode_json(body, b"", BOUNDS)) > 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [
+        ({}, None),
+        ({"exact": True}, Mode(exact=True)),
+        ({"recall": 0.99}, Mode(recall=0.99)),
+        ({"rescore": True}, Mode(rescore=True)),
+        ({"exact": False}, SPARSE),
+    ],
+)
+def test_modes_are_read_in_pieces_too(fields: dict[str, Any], mode: Mode | None) -> None:
+    body = orjson.dumps({"inputs": ROWS.tolist(), **fields})
+    query = "&".join(f"{name}={orjson.dumps(value).decode()}" for name, value in fields.items())
+    for decoded in (
+        at_once(large_bodies.decode_json(body, b"", BOUNDS)),
+        at_once(large_bodies.decode_npy(npy_bytes(ROWS), query.encode(), BOUNDS)),
+    ):
+        assert decoded.mode == mode and np.array_equal(decoded.hidden, ROWS)
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
@@ -151,7 +171,7 @@ def test_small_bodies_are_checked_before_they_are_packed() -> None:
 # --- answers ---------------------------------------------------------------------------------
 
 
-def answer(rows: int, k: int) -> TopK:
+def answer(rows: int, k: int, *, with_rungs: bool = False) -> TopK:
     rng = np.random.default_rng(1)
     classes = rng.integers(0, 50, (rows, k))
     classes[0, -1] = NO_CLASS
@@ -163,6 +183,8 @@ def answer(rows: int, k: int) -> TopK:
         0.0,
         np.zeros(4, np.int64),
         np.zeros(4),
+        rng.integers(0, 4, rows) if with_rungs else None,
+        rng.integers(0, len(RUNGS), rows).astype(np.uint8) if with_rungs else None,
     )
 
 
@@ -171,15 +193,16 @@ LABELS: NDArray[np.object_] = np.array([f'"{i}"é' for i in range(50)], dtype=ob
 
 @pytest.mark.parametrize(("rows", "k"), [(1, 5000), (7000, 7), (4096, 3), (3, 4096)])
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["ids", "labels"])
+@pytest.mark.parametrize("promise", [None, "withdrawn"])
 def test_an_answer_in_pieces_has_the_same_bytes(
-    rows: int, k: int, labels: NDArray[np.object_] | None
+    rows: int, k: int, labels: NDArray[np.object_] | None, promise: str | None
 ) -> None:
-    source, given = Source("a", 1, labels, 0 if labels is None else 9), answer(rows, k)
+    source = Source("a", 1, labels, 0 if labels is None else 9)
+    given = answer(rows, k, with_rungs=promise is not None)
     for media_type, encode in large_answers.ENCODERS.items():
-        assert b"".join(at_once(encode(source, given))) == codecs.ENCODERS[media_type](
-            source, given
-        )
-        assert rows == 1 or counted(encode(source, given)) > 1
+        asked = (source, given, promise)
+        assert b"".join(at_once(encode(*asked))) == codecs.ENCODERS[media_type](*asked)
+        assert rows == 1 or counted(encode(*asked)) > 1
 
 
 OUTPUTS: list[Callable[[str], bool]] = [lambda _: False, lambda _: True, lambda n: n == "gates"]
@@ -187,13 +210,15 @@ OUTPUTS: list[Callable[[str], bool]] = [lambda _: False, lambda _: True, lambda 
 
 @pytest.mark.parametrize("is_binary", OUTPUTS, ids=["json", "binary", "mixed"])
 def test_a_v2_answer_in_pieces_has_the_same_bytes(is_binary: Callable[[str], bool]) -> None:
-    outputs = tuple(Output(name, is_binary(name)) for name in v2.DATATYPES)
-    request = InferRequest((2, 2), np.dtype(np.float32), None, 3, 1, outputs, "an id", None)
+    named = tuple(Output(name, is_binary(name)) for name in v2_outputs.DATATYPES)
+    further = tuple(Output(name, is_binary(name)) for name in v2_outputs.MODE_DATATYPES)
+    outputs = Outputs(named, further, all(output.binary for output in named))
     model: Any = Source("a", 1, None)
     object.__setattr__(model, "name", "a")
-    given = answer(700, 7)
-    parts, json_length = at_once(v2.encode_large(model, request, given))
-    assert (b"".join(parts), json_length) == v2.encode(model, request, given)
+    given = answer(700, 7, with_rungs=True)
+    asked = (model, outputs, "an id", given, "kept")
+    parts, json_length = at_once(v2_outputs.encode_large(*asked))
+    assert (b"".join(parts), json_length) == v2_outputs.encode(*asked)
 
 
 # --- both ways agree ---------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 def test_every_error_is_documented_as_a_problem(document: dict[str, Any]) -> None:
     topk = document["paths"]["/topk"]["post"]["responses"]
-    expected = {"400", "404", "406", "408", "413", "415", "422", "429", "500", "503", "504"}
+    expected = {"400", "404", "406", "408", "409", "413", "415", "422", "429", "500", "503", "504"}
     assert set(topk) - {"200", "default"} == expected
     for path, operations in document["paths"].items():
         kind = "application/json" if path.startswith("/v2") else "application/problem+json"

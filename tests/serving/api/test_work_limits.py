@@ -16,6 +16,7 @@ from helpers.npy_bytes import npy_bytes
 from helpers.server import in_thread, wait_until
 from helpers.tiny_bundle import WIDTH, rows_for, write_tiny
 
+from service.batching.queue import BatchKey
 from service.http.app import Application, create_app
 from service.http.inference import routes
 from service.http.inference.routes import Place
@@ -160,7 +161,7 @@ def test_a_long_request_leaves_others_their_answers(tmp_path: Path) -> None:
     queue = Queue(max_batch_seconds=0.01)
     with served(tmp_path, Settings(queue=queue), engine) as (client, app):
         batcher = app.state.service.repository.get().batcher
-        batcher._cost.learn((2, 1, True), 1, 1.0)
+        batcher._cost.learn(BatchKey(2, 1), 1, 1.0)
         engine.hold()
         statuses: list[int] = []
         body = json_body(3, k=2)

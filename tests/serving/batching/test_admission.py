@@ -17,6 +17,7 @@ from helpers.raw_http import Connection, request
 from helpers.server import in_thread, wait_until
 from helpers.tiny_bundle import WIDTH, write_tiny
 
+from service.batching.queue import BatchKey
 from service.bench.http_reader import ConnectionEnded
 from service.http.app import Application, create_app
 from service.settings import EngineSettings, Limits, Queue, Settings
@@ -88,7 +89,7 @@ def test_what_would_wait_too_long_is_429_although_few_rows_wait(
     ):
         batcher = server.app.state.service.repository.get().batcher
         occupy(fake, first)
-        batcher._cost.learn((1, 1, True), 1, 1.0)  # a second for a row
+        batcher._cost.learn(BatchKey(1, 1), 1, 1.0)  # a second for a row
         second.send(request(1))
         wait_until(lambda: server.queued == 1)
         third.send(request(2))

@@ -10,6 +10,7 @@ from helpers.fake_engine import FakeEngine, Recorder
 from helpers.tiny_bundle import rows_for
 
 from service.batching.batcher import BATCH_SECONDS
+from service.batching.queue import BatchKey
 from service.engine import Engine
 from service.errors import KOutOfRange, WrongWidth
 from service.topk import Answer, Answered
@@ -64,7 +65,7 @@ def test_no_more_are_joined_than_a_call_may_take() -> None:
         engine = FakeEngine()
         async with batching(engine, max_batch_seconds=BATCH_SECONDS) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._cost.learn((3, 1, True), 1, 0.4 * BATCH_SECONDS)
+            batcher._cost.learn(BatchKey(3, 1), 1, 0.4 * BATCH_SECONDS)
             tasks = await queue(batcher, [(rows(i), 3, 1) for i in range(5)])
             engine.release.set()
             await asyncio.gather(first, *tasks)

@@ -8,6 +8,7 @@ import pytest
 from helpers.batching import ALWAYS, NEVER, batching, hold_first, queue, rows
 from helpers.fake_engine import FakeEngine, Recorder
 
+from service.batching.queue import BatchKey
 from service.errors import WrongWidth
 from service.topk import EngineFailed
 
@@ -135,7 +136,7 @@ def test_what_is_short_waits_for_the_thread_and_is_handed_back() -> None:
         engine = FakeEngine()
         async with batching(engine) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._cost.learn((2, 1, True), 1, 0.0)  # known to be short, were the engine free
+            batcher._cost.learn(BatchKey(2, 1), 1, 0.0)  # known to be short, were the engine free
             tasks = await queue(batcher, [(rows(1), 2, 1)])
             await asyncio.sleep(0)
             assert batcher.queued_rows == 1

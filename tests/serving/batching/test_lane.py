@@ -13,6 +13,7 @@ from service import bundle
 from service.batching import lane
 from service.batching.batcher import Batcher
 from service.batching.lane import MOST_GIVEN_UP
+from service.batching.queue import BatchKey
 from service.batching.threads import EngineThreads
 from service.engine import Engine
 from service.topk import EngineFailed, EngineStopped
@@ -153,7 +154,7 @@ def test_a_call_may_take_longer_the_more_it_has_to_do() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         async with batching(engine, stuck_seconds=0.05) as batcher:
-            batcher._cost.learn((1, 1, True), 1, 1.0)  # so ten seconds are allowed
+            batcher._cost.learn(BatchKey(1, 1), 1, 1.0)  # so ten seconds are allowed
             first = await hold_first(batcher, engine)
             for _ in range(4):  # looks of the watch, which would have given up
                 await asyncio.sleep(lane.WATCH_SECONDS)

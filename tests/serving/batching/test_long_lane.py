@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from service import bundle
 from service.batching import long_lane
 from service.batching.batcher import Batcher
+from service.batching.queue import BatchKey
 from service.batching.threads import ThreadGroup
 from service.engine import Engine
-from service.topk import Answered, DeadlineExceeded, EngineFailed, QueueFull, TopK
+from service.topk import SPARSE, Answered, DeadlineExceeded, EngineFailed, Mode, QueueFull, TopK
 
-LONG = (2, 1, True)  # k = 2 is what takes long
+LONG = BatchKey(2, 1)  # k = 2 is what takes long
 
 
 @pytest.fixture(autouse=True)
 def two_rows_to_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_lane, "SLICE_CANDIDATES", 2 * LONG[0])
+    monkeypatch.setattr(long_lane, "SLICE_CANDIDATES", 2 * LONG.k)
 
 
 class SteppedEngine(FakeEngine):
@@ -40,17 +41,19 @@ class SteppedEngine(FakeEngine):
     async def slice_begun(self) -> None:
         assert await asyncio.to_thread(self.in_slice.acquire, timeout=30)
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int = 1, mode: Mode = SPARSE
+    ) -> TopK:
         if k == 2:
             self.slices.append(len(hidden))
             self.in_slice.release()
             if not self.steps.acquire(timeout=30):
                 raise TimeoutError("The test never let the slice go on.")
-        return super().topk(hidden, k, experts)
+        return super().topk(hidden, k, experts, mode)
 
 
 def ask_long(batcher: Batcher, n_rows: int, **more: float) -> "asyncio.Future[Answered]":
-    batcher._cost.learn((1, 1, True), 1, 1e-6)  # others are short
+    batcher._cost.learn(BatchKey(1, 1), 1, 1e-6)  # others are short
     batcher._cost.learn(LONG, 1, 0.01)
     answer = batcher.ask(rows(*range(n_rows)), 2, **more)  # type: ignore[arg-type]
     assert isinstance(answer, asyncio.Future)

@@ -7,7 +7,7 @@ from helpers.batching import ALWAYS, LIMITS, batching, hold_first, queue, rows
 from helpers.fake_engine import FakeEngine
 
 from service.batching.cost import KEYS_KEPT, RowCost
-from service.batching.queue import BatchQueue, Job, QueueLimits
+from service.batching.queue import BatchKey, BatchQueue, Job, QueueLimits
 from service.topk import Answered, QueueFull
 
 
@@ -35,7 +35,7 @@ def test_what_would_wait_too_long_is_refused_before_anyone_reads_it() -> None:
         engine = FakeEngine()
         async with batching(engine, limits=LIMITS._replace(seconds=0.5)) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._cost.learn((2, 1, True), 1, 0.2)
+            batcher._cost.learn(BatchKey(2, 1), 1, 0.2)
             fitting = await queue(batcher, [(rows(1, 2), 2, 1), (rows(3), 2, 1)])  # 0.6 s of work
             with pytest.raises(QueueFull):
                 batcher.admit()
@@ -58,7 +58,7 @@ def test_a_burst_may_wait_longer_than_a_lasting_load(lasting: bool) -> None:
         engine = FakeEngine()
         async with batching(engine, limits=limits) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._cost.learn((2, 1, True), 1, 0.2)
+            batcher._cost.learn(BatchKey(2, 1), 1, 0.2)
             waiting = await queue(batcher, [(rows(1), 2, 1)])
             if lasting:
                 with pytest.raises(QueueFull):
@@ -76,7 +76,7 @@ def test_an_engine_without_work_ends_a_lasting_load() -> None:
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         waiting = BatchQueue(QueueLimits(100, 10**6, 1.0, lasting_seconds=0.1, burst_seconds=0.5))
         waiting.note_idle(10.0)
-        waiting.add(Job(rows(1), (2, 1, True), future, 10.0, 1e9, 0.3))
+        waiting.add(Job(rows(1), BatchKey(2, 1), future, 10.0, 1e9, 0.3, 0.3))
         assert waiting.has_room(1, 8, 10.4)
         assert not waiting.has_room(1, 8, 10.6)
         waiting.note_idle(10.7)
@@ -90,7 +90,7 @@ def test_a_request_larger_than_the_bounds_may_wait_alone() -> None:
         engine = FakeEngine()
         async with batching(engine, limits=QueueLimits(2, 8, 0.1)) as batcher:
             first = await hold_first(batcher, engine)
-            batcher._cost.learn((2, 1, True), 1, 1.0)
+            batcher._cost.learn(BatchKey(2, 1), 1, 1.0)
             (alone,) = await queue(batcher, [(rows(1, 2, 3), 2, 1)])
             engine.release.set()
             await asyncio.gather(first, alone)
@@ -109,7 +109,7 @@ def test_what_is_known_of_keys_is_bounded() -> None:
 
 
 def test_one_slow_call_does_not_make_the_queue_look_long() -> None:
-    cost, key = RowCost(lambda k, experts: k * experts), (1, 1, True)
+    cost, key = RowCost(lambda k, experts, _mode: k * experts), BatchKey(1, 1)
     for _ in range(10):
         cost.learn(key, 1, 1e-5)
     cost.learn(key, 1, 1.0)
@@ -117,14 +117,14 @@ def test_one_slow_call_does_not_make_the_queue_look_long() -> None:
     for _ in range(100):  # but slow calls do
         cost.learn(key, 1, 1.0)
     assert cost.typical(key, 1) == 1.0
-    assert cost.typical((2, 3, True), 1) == 6.0  # of a key never called, by its scores
+    assert cost.typical(BatchKey(2, 3), 1) == 6.0  # of a key never called, by its scores
     for _ in range(20):
         cost.learn(key, 1, 1e-5)
     assert cost.typical(key, 1) < 2e-5
 
 
 def test_a_call_that_was_given_up_costs_no_less_than_it_took() -> None:
-    cost, key = RowCost(lambda k, experts: k * experts), (1, 1, True)
+    cost, key = RowCost(lambda k, experts, _mode: k * experts), BatchKey(1, 1)
     for _ in range(10):
         cost.learn(key, 1, 1e-5)
     cost.learn_given_up(key, 4, 8.0)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -232,6 +232,7 @@ class Asked:
     how: dict[str, Any]
     rows: list[NDArray[np.float32]]
     closed: bool = False
+    modes: list[dict[str, Any]] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -254,11 +255,17 @@ def client(monkeypatch: pytest.MonkeyPatch, tiny: Bundle) -> Asked:
             return rows_for()
 
         def topk(
-            self, hidden: NDArray[np.float32], k: int, experts: int, labels: bool
+            self,
+            hidden: NDArray[np.float32],
+            k: int,
+            experts: int | None,
+            labels: bool,
+            **mode: Any,
         ) -> cli_query.Answers:
             assert labels
             asked.rows.append(hidden)
-            found = engine.topk(hidden, k, experts)
+            asked.modes.append(mode)
+            found = engine.topk(hidden, k, experts or 1)
             return cli_query.Answers("far", 7, *found[:4], labels=None)
 
     module = ModuleType("service.client")
@@ -327,3 +334,55 @@ def test_a_real_server_is_asked(server: Running, models: Path, rows: Path) -> No
     nobody = query(f"http://127.0.0.1:{free_port()}", "--input", rows)
     assert (nobody.exit_code, nobody.stdout) == (1, "")
     assert nobody.stderr.startswith("Error: ") and nobody.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], {"exact": False, "recall": None, "rescore": False}),
+        (["--exact"], {"exact": True, "recall": None, "rescore": False}),
+        (["--recall", "0.99"], {"exact": False, "recall": 0.99, "rescore": False}),
+        (["--rescore", "--experts", "2"], {"exact": False, "recall": None, "rescore": True}),
+    ],
+)
+def test_a_mode_is_asked_for(
+    client: Asked, rows: Path, arguments: list[str], asked: dict[str, Any]
+) -> None:
+    answered("--input", rows, *arguments)
+    assert client.modes == [asked]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--exact", "--recall", "0.9"], "one of --exact, --recall and --rescore."),
+        (["--rescore", "--recall", "0.9"], "one of --exact, --recall and --rescore."),
+        (["--exact", "--experts", "2"], "--experts goes with neither --exact nor --recall."),
+        (["--recall", "1.5"], "is not in the range"),
+        (["--recall", "0"], "is not in the range"),
+    ],
+)
+def test_modes_that_cannot_be_asked_for(
+    client: Asked, rows: Path, arguments: list[str], words: str
+) -> None:
+    result = query("--input", rows, *arguments)
+    assert result.exit_code == 2 and words in result.output
+    assert client.rows == []
+
+
+def test_a_bundle_that_cannot_says_so(tiny: Bundle, rows: Path) -> None:
+    result = query(tiny.path, "--input", rows, "--exact")
+    assert result.exit_code == 1 and "ships no output layer" in result.output
+
+
+def test_how_each_row_was_answered_is_shown() -> None:
+    answer = cli_query.Answers(
+        "m", 1, np.array([[3], [4]]), np.zeros((2, 1), np.float32), np.array([0, 1]),
+        np.ones(2, np.float32), None, np.array([1, 0]), np.array(["sparse", "escalated"]), "kept",
+    )  # fmt: skip
+    assert cli_query.table(answer, 0).splitlines() == [
+        "row  answered   expert    gate      class  log prob",
+        "  0  sparse          0  1.0000          3    0.0000",
+        "  1  escalated       1  1.0000          4    0.0000",
+        "The promised recall is kept.",
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.errors import DSSError, NotSupported
-from service.http.codecs import InvalidField, UnknownField
+from service.http.fields import InvalidField, UnknownField
 from service.http.v2.settings import changed_level
 from service.shared_state.counters import SharedCounters
 from service.telemetry.log_level import LogLevel

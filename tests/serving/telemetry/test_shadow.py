@@ -17,7 +17,7 @@ from service.bundle import Bundle, read
 from service.engine import Engine
 from service.telemetry.metrics import shadow
 from service.telemetry.metrics.shadow import DROPPED, HITS, ROWS, Shadow
-from service.topk import TopK
+from service.topk import SPARSE, Mode, TopK
 
 RNG = np.random.default_rng(7)
 HEAD = RNG.normal(size=(N_CLASSES, WIDTH)).astype(np.float32)
@@ -27,8 +27,10 @@ BIAS = RNG.normal(size=N_CLASSES).astype(np.float32)
 class Shifted(FakeEngine):
     """Answers each row with the classes after those that the other fake names first."""
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int = 1) -> TopK:
-        found = super().topk(hidden, k, experts)
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int = 1, mode: Mode = SPARSE
+    ) -> TopK:
+        found = super().topk(hidden, k, experts, mode)
         return found._replace(classes=found.classes + 1)
 
 
@@ -37,7 +39,7 @@ def rows(count: int) -> NDArray[np.float32]:
 
 
 def compared(made: Shadow, counters: NDArray[np.float64], hidden: NDArray[np.float32]) -> None:
-    made.offer(hidden, 1)
+    made.offer(hidden, 1, 1)
     wait_until(lambda: counters[ROWS] == len(hidden))
     made.close()
 
@@ -55,8 +57,8 @@ def test_rows_are_asked_for_with_their_own_number_of_experts() -> None:
     engine = FakeEngine()
     counters = np.zeros(shadow.size(engine))
     made = Shadow(engine, FakeEngine(), counters, rate=1.0, most_rows=100)
-    made.offer(rows(2), 1)
-    made.offer(rows(3), 4)
+    made.offer(rows(2), 1, 1)
+    made.offer(rows(3), 1, 4)
     wait_until(lambda: counters[ROWS] == 5)
     made.close()
     asked = dict.fromkeys((1, 4), 0)
@@ -81,7 +83,7 @@ def test_each_row_has_the_same_chance_whatever_its_batch(batch: int) -> None:
     made = Shadow(engine, full, counters, rate=0.1, most_rows=10**6)
     made._random.seed(1)
     for _ in range(0, 20_000, batch):
-        made.offer(rows(batch), 1)
+        made.offer(rows(batch), 1, 1)
     taken = counters[ROWS] + len(made._waiting)
     made.close()
     assert abs(taken - 2000) < 250  # five standard deviations and what is under way
@@ -92,9 +94,9 @@ def test_what_cannot_be_kept_up_with_is_dropped_and_nobody_waits() -> None:
     full.hold()
     counters = np.zeros(5)
     made = Shadow(FakeEngine(), full, counters, rate=1.0, most_rows=3)
-    made.offer(rows(1), 1)
+    made.offer(rows(1), 1, 1)
     assert full.entered.wait(30)
-    made.offer(rows(10), 1)
+    made.offer(rows(10), 1, 1)
     assert (counters[ROWS], counters[DROPPED]) == (0, 7)
     full.release.set()
     wait_until(lambda: counters[ROWS] == 4)
@@ -109,7 +111,7 @@ def test_a_failure_is_logged_and_the_next_rows_are_compared(
     counters = np.zeros(5)
     made = Shadow(FakeEngine(), full, counters, rate=1.0, most_rows=3)
     with caplog.at_level(logging.ERROR):
-        made.offer(rows(1), 1)
+        made.offer(rows(1), 1, 1)
         wait_until(lambda: bool(caplog.records))
     full.failure = None
     compared(made, counters, rows(1))
