@@ -13,8 +13,8 @@ from service.cli.serve import serve
 @click.group(
     name=NAME,
     cls=CommandGroup,
-    epilog="Exit status: 0 done; 1 failed, and one sentence says why; 2 wrong usage; 130"
-    " interrupted.",
+    epilog="Exit status: 0 done; 1 failed, and one sentence says why; 2 wrong usage; 3 a"
+    " required figure was not reached; 130 interrupted.",
 )
 @click.version_option(package_name="doubly-sparse-softmax")
 def cli() -> None:

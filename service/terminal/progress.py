@@ -1,6 +1,7 @@
 """Progress bars with the time left, on stderr if it is a terminal; elsewhere nothing is drawn.
 
-Nested loops share one display, which is cleared when the outermost loop ends.
+Nested loops share one display, which is cleared when the outermost loop ends. Where nothing is
+drawn, steps are only counted, and `phases.py` tells of them now and then.
 """
 
 import sys
@@ -17,7 +18,7 @@ Item = TypeVar("Item")
 
 
 class Bar:
-    """A bar that is not drawn."""
+    """What a loop advances."""
 
     def describe(self, text: str) -> None:
         pass
@@ -40,7 +41,26 @@ class _Drawn(Bar):
         self._display.update(self._task, advance=steps, figures=shown, refresh=self._steady)
 
 
+class _Counted(Bar):
+    def __init__(self, description: str, total: int | None, done: int) -> None:
+        self._description = description
+        self._total = total
+        self._done = done
+
+    def __str__(self) -> str:
+        if self._total is None:
+            return self._description
+        return f"{self._description}, {self._done:,} of {self._total:,}"
+
+    def describe(self, text: str) -> None:
+        self._description = text
+
+    def advance(self, steps: int = 1, **_: str) -> None:
+        self._done += steps
+
+
 _display: "Progress | None" = None
+_counted: list[_Counted] = []  # that are not drawn, the outermost first
 
 
 @contextmanager
@@ -52,7 +72,12 @@ def bar(
     A steady bar is drawn only when it advances, so that it does not disturb what is timed between.
     """
     if not console.is_terminal(sys.stderr):
-        yield Bar()
+        counted = _Counted(description, total, done)
+        _counted.append(counted)
+        try:
+            yield counted
+        finally:
+            _counted.remove(counted)
         return
     outermost = _display is None
     display = _display or _start(steady)
@@ -71,6 +96,11 @@ def each(items: Sequence[Item], description: str, *, steady: bool = False) -> It
         for item in items:
             yield item
             shown.advance()
+
+
+def counted() -> str:
+    """How far the outermost loop is that is not drawn, in words; empty if there is none."""
+    return str(_counted[0]) if _counted else ""
 
 
 @contextmanager

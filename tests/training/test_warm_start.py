@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from trainer.training import warm_start
+from trainer.training.answer_gains import answer_gains, head_gains
 from trainer.training.problem import BudgetImpossible
 from trainer.training.warm_start import Demand
 
@@ -94,12 +95,13 @@ def test_demand_counts_the_full_softmaxs_answers() -> None:
     head = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(100) % 30
     gate = torch.eye(4, 8)
-    found = warm_start.demand(gate, hidden, head, hidden, labels)
+    found = warm_start.demand(gate, hidden, head_gains(head, hidden), hidden, labels)
     assert found.rows.tolist() == torch.bincount(which, minlength=4).tolist()
-    sampled = warm_start.demand(gate, hidden[:50], head, hidden, labels)
+    few = head_gains(head, hidden[:50])
+    sampled = warm_start.demand(gate, hidden[:50], few, hidden, labels)
     assert sampled.rows.tolist() == torch.bincount(which[:50], minlength=4).tolist()
     assert torch.equal(sampled.labels, found.labels)  # of all rows, however few are sampled
-    best, value = warm_start.answer_gains(hidden @ head.T)
+    best, value = answer_gains(hidden @ head.T)
     for expert in range(4):
         mine = which == expert
         expected = torch.bincount(best[mine].flatten(), value[mine].flatten(), minlength=30)
@@ -114,7 +116,7 @@ def test_what_an_answer_is_worth() -> None:
     order = torch.tensor([3, 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11])
     logits = torch.empty(1, 12)
     logits[0, order] = probability.log()
-    best, value = warm_start.answer_gains(logits)
+    best, value = answer_gains(logits)
     assert best[0].tolist() == order[:10].tolist()
     p = probability.tolist()
     assert value[0, 0].item() == pytest.approx(3 * p[0] - p[1] - p[5] - p[10])
@@ -123,7 +125,7 @@ def test_what_an_answer_is_worth() -> None:
 
 
 def test_fewer_classes_than_answers() -> None:
-    best, value = warm_start.answer_gains(torch.tensor([[0.0, 1.0, 2.0]]))
+    best, value = answer_gains(torch.tensor([[0.0, 1.0, 2.0]]))
     assert best.tolist() == [[2, 1, 0]]
     p = torch.softmax(torch.tensor([2.0, 1.0, 0.0]), dim=0).tolist()
     assert value[0].tolist() == pytest.approx([3 * p[0] - p[1], 2 * p[1], 2 * p[2]])

@@ -15,14 +15,19 @@ def capture_option(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option, for a command with options of these names, which it fills in.
 
-    With `held_out` the command gets the rows that were put aside, if any were.
+    With `held_out` the command gets the rows that were put aside, if any were, and a boolean
+    `validation_rows` that says so; None without a capture.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def filled_in(capture: Path | None, **options: Any) -> object:
-            if capture is not None:
-                fill_in(options, captured_files(capture, held_out), names)
+            files = None if capture is None else captured_files(capture, held_out)
+            if files is not None:
+                fill_in(options, files, names)
+            if held_out:
+                given = None if files is None else files["valid_hidden"] is not None
+                options["validation_rows"] = given
             return command(**options)
 
         return click.option(

@@ -30,10 +30,12 @@ def evaluate(
     experts_searched: int,
     output: Path | None,
     as_json: bool,
+    validation_rows: bool | None,
 ) -> None:
     """Measure a BUNDLE on your vectors: accuracy, cost and latency.
 
-    Precision is against the full softmax, if --head gives it. Needs no PyTorch.
+    Precision is against the full softmax, if --head gives it. Of --capture only rows are taken that
+    training with it neither learns from nor makes choices on. Needs no PyTorch.
     """
     if hidden is None or labels is None:
         raise click.UsageError("Give --capture, or --hidden and --labels.")
@@ -47,5 +49,6 @@ def evaluate(
         bias=bias,
         experts_searched=experts_searched,
         output=output,
+        validation_rows=validation_rows,
     )
     show_evaluation(figures, as_json)

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-INTERRUPTED = 130  # the exit status after Ctrl-C
+NOT_MET = 3  # the exit status if a figure that was required is not reached
+INTERRUPTED = 130  # ... and after Ctrl-C
 COUNT = click.IntRange(min=1)
 NPY = click.Path(path_type=Path)
 

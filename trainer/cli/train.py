@@ -6,9 +6,10 @@ from typing import Any
 import click
 
 from service.terminal.console import json_option
-from service.terminal.messages import suggest
+from service.terminal.messages import say, suggest
+from service.terminal.phases import Phases
 from trainer.cli.capture_option import FILES, capture_option
-from trainer.cli.options import INTERRUPTED, NPY
+from trainer.cli.options import INTERRUPTED, NOT_MET, NPY
 from trainer.cli.results import show_training
 
 OVER_BUDGET = 1.05  # held-out rows go to other experts than training rows, a little
@@ -22,8 +23,18 @@ OVER_BUDGET = 1.05  # held-out rows go to other experts than training rows, a li
 @click.option("--labels", type=NPY, help="Their classes: .npy [rows].")
 @click.option("--head", type=NPY, help="The trained output layer: .npy [classes, width].")
 @click.option("--bias", type=NPY, help="Its bias: .npy [classes].")
-@click.option("--valid-hidden", type=NPY, help="Vectors to report accuracy on.")
+@click.option(
+    "--valid-hidden",
+    type=NPY,
+    help="Vectors to measure on.  [default: some of --hidden, which are not learned from]",
+)
 @click.option("--valid-labels", type=NPY, help="Their classes.")
+@click.option(
+    "--objective",
+    type=click.Choice(["fidelity", "accuracy"]),
+    help="Keep the head's own answers, or learn from labels too.  [default: fidelity with --head,"
+    " accuracy without or with --method]",
+)
 @click.option("--experts", type=int, help="How many experts.  [default: 64]")
 @click.option(
     "--method",
@@ -33,6 +44,11 @@ OVER_BUDGET = 1.05  # held-out rows go to other experts than training rows, a li
 @click.option("--speedup", type=float, help="Budget: how many times fewer FLOPs.")
 @click.option("--rows", type=float, help="Budget: classes scored per answer, on average.")
 @click.option("--keep-one/--no-keep-one", default=None, help="A copy of every class?")
+@click.option(
+    "--require-precision",
+    type=click.FloatRange(0, 1),
+    help="Exit status 3 if fewer of the first answers are the full softmax's.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [default: in runs/]")
 @click.option("--seed", type=int, help="Of data, initial weights and batches.")
 @click.option(
@@ -67,6 +83,9 @@ def train(
     """
     if (task is None) == (hidden is None):
         raise click.UsageError("Give one of --task, --capture and --hidden.")
+    if hidden is None and options["require_precision"] is not None:
+        raise click.UsageError("--require-precision goes with vectors of your own.")
+    clock = Phases()
     from trainer.training.config import parse_setting, read_toml
     from trainer.training.loop import Interrupted
 
@@ -78,9 +97,9 @@ def train(
     ]
     try:
         if hidden is None:
-            _train_synthetic(differences, **options)
+            _train_synthetic(differences, clock=clock, **options)
         else:
-            _train_vectors(differences, hidden, **options)
+            _train_vectors(differences, hidden, clock=clock, **options)
     except Interrupted as interruption:
         click.echo(str(interruption), err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -95,6 +114,7 @@ def _train_synthetic(
     resume: bool,
     baseline: bool,
     as_json: bool,
+    clock: Phases,
     **_: object,
 ) -> None:
     from trainer.tasks import synthetic
@@ -107,7 +127,7 @@ def _train_synthetic(
     )
     name = f"synthetic-{size}-{chosen.seed}" + (f"-no-{ablate}" if ablate else "")
     folder = out or Path("runs") / name
-    summary = synthetic.run(parsed, chosen, folder, resume=resume, baseline=baseline)
+    summary = synthetic.run(parsed, chosen, folder, resume=resume, baseline=baseline, clock=clock)
     show_training(folder, summary, as_json)
     suggest(f"dss export {folder} models/NAME/1")
 
@@ -119,14 +139,17 @@ def _train_vectors(
     labels: Path | None,
     head: Path | None,
     bias: Path | None,
+    objective: str | None,
     method: str | None,
     valid_hidden: Path | None,
     valid_labels: Path | None,
     speedup: float | None,
     rows: float | None,
+    require_precision: float | None,
     out: Path | None,
     resume: bool,
     as_json: bool,
+    clock: Phases,
     **_: object,
 ) -> None:
     from trainer.data.arrays import open_head, open_vectors
@@ -139,31 +162,62 @@ def _train_vectors(
         raise click.UsageError("--bias needs --head.")
     if (valid_hidden is None) != (valid_labels is None):
         raise click.UsageError("--valid-hidden and --valid-labels go together.")
-    method = method or next((d["method"] for d in reversed(differences) if "method" in d), "warm")
+    method = method or _setting(differences, "method")
+    objective = objective or _setting(differences, "objective")
+    if objective == "fidelity" and method is not None:
+        raise click.UsageError("--method goes with --objective accuracy.")
+    if objective == "fidelity" and head is None:
+        raise click.UsageError("--objective fidelity needs --head: there are no answers to keep.")
+    if objective is None:
+        objective = "accuracy" if head is None or method is not None else "fidelity"
+    method = method or "warm"
     chosen = make_config(
         VectorsConfig,
         METHOD_DEFAULTS.get(method, {}),
         *differences,
-        {"method": method, "speedup": speedup, "rows": rows},
+        {"objective": objective, "method": method, "speedup": speedup, "rows": rows},
     )
-    opened = None if head is None else open_head(head, bias)
-    n_classes, hidden_size = (None, None) if opened is None else opened.weight.shape
-    training = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
-    hidden_size = training.hidden.shape[1]
-    valid = None
-    if valid_hidden is not None and valid_labels is not None:
-        valid = open_vectors(
-            valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
-        )
+    from_vectors.check_settings(chosen)
+    with clock.phase("reading"):
+        opened = None if head is None else open_head(head, bias)
+        n_classes, hidden_size = (None, None) if opened is None else opened.weight.shape
+        training = open_vectors(hidden, labels, n_classes=n_classes, hidden_size=hidden_size)
+        hidden_size = training.hidden.shape[1]
+        valid = None
+        if valid_hidden is not None and valid_labels is not None:
+            valid = open_vectors(
+                valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
+            )
     given = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
     files = {name: str(path) for name, path in given.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
-    summary = from_vectors.run(chosen, files, training, valid, opened, folder, resume=resume)
+    summary = from_vectors.run(
+        chosen, files, training, valid, opened, folder, resume=resume, clock=clock
+    )
     show_training(folder, summary, as_json)
-    if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
-        click.echo(
-            f"This is over the budget of {summary['rows_asked']:.1f} classes per answer:"
-            " train for more epochs, or allow more.",
-            err=True,
+    for warning in warnings(summary):
+        say(warning)
+    if require_precision is not None and summary["precision"]["1"] < require_precision:
+        say(
+            f"The precision is {summary['precision']['1']:.4f} and {require_precision:g} was"
+            f" required; the run in {folder} is complete."
         )
+        raise SystemExit(NOT_MET)
     suggest(f"dss export {folder} models/NAME/1")
+
+
+def _setting(differences: list[dict[str, Any]], name: str) -> str | None:
+    """A setting of the --config file or of --set, the last one winning."""
+    return next((found[name] for found in reversed(differences) if name in found), None)
+
+
+def warnings(summary: dict[str, Any]) -> list[str]:
+    from trainer.training.verdict import balance_warning
+
+    found = [balance_warning(summary)]
+    if summary["mean_rows"] > OVER_BUDGET * summary["rows_asked"]:
+        found.append(
+            f"This is over the budget of {summary['rows_asked']:.1f} classes per answer:"
+            " train for more epochs, or allow more."
+        )
+    return [warning for warning in found if warning is not None]

@@ -33,6 +33,7 @@ from trainer.data.arrays import (
     open_vectors,
 )
 from trainer.data.files import write_json
+from trainer.data.held_out import unseen
 from trainer.evaluation.full_scan import full_scan, full_topk, rows_at_once
 from trainer.evaluation.timing import timed
 
@@ -70,8 +71,13 @@ def evaluate(
     bias: Path | None = None,
     experts_searched: int = 1,
     output: Path | None = None,
+    validation_rows: bool | None = None,
 ) -> dict[str, Any]:
-    """Check every input, measure, and write the figures to `output` if all went well."""
+    """Check every input, measure, and write the figures to `output` if all went well.
+
+    If a layer was trained with these files, they are its `validation_rows` or those it learned
+    from: then only rows count that it has not seen and that no choice was made on.
+    """
     if bias is not None and head is None:
         raise BiasWithoutHead(f"{bias} is a bias without a head.")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
@@ -83,6 +89,9 @@ def evaluate(
     vectors = open_vectors(
         hidden, labels, n_classes=engine.n_classes, hidden_size=engine.hidden_size
     )
+    if validation_rows is not None:
+        rows = unseen(len(vectors.labels), given=validation_rows)
+        vectors = Vectors(vectors.hidden[rows], vectors.labels[rows])
     figures = measure(bundle, engine, vectors, full, experts_searched)
     if output is not None:
         _write_json(output, figures)

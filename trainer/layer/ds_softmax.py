@@ -15,6 +15,7 @@ from trainer.layer import losses
 from trainer.layer.bias import with_one
 
 SMALLEST_GATE = torch.finfo(torch.float32).tiny
+SEARCHED_AT_ONCE = 2**24  # scores over all classes that are in memory together
 
 
 class Output(NamedTuple):
@@ -323,3 +324,21 @@ class DSSoftmax(nn.Module):
         best = self.searched(hidden, k, experts)
         log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
         return TopK(classes[:, :k], log_probs[:, :k])
+
+    @torch.no_grad()
+    def first_classes(self, hidden: Tensor, k: int) -> Tensor:
+        """The classes [B,k] of `topk`, which are found in each row's expert alone.
+
+        Only for rows whose expert holds fewer than k are all N classes looked at.
+        """
+        found = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        classes = self.class_of_row.split(self.expert_sizes)
+        short = []
+        for number, rows, scores, _ in self._scored_groups(hidden, *self.route(hidden), k):
+            if scores.shape[1] < k:
+                short += rows.split(max(1, SEARCHED_AT_ONCE // self.n_classes))
+            else:
+                found[rows] = classes[number][scores.topk(k, dim=1).indices]
+        for rows in short:
+            found[rows] = self.topk(hidden[rows], k).classes
+        return found

@@ -39,6 +39,9 @@ def _summary_table(summary: dict[str, Any]) -> Table:
     known = {
         "accuracy": ("accuracy" + on, share),
         "full_accuracy": ("a full softmax's" + on, share),
+        "precision": ("precision against the full softmax" + on, share),
+        "perplexity": ("perplexity" + on, lambda v: f"{v:.2f}"),
+        "full_perplexity": ("a full softmax's perplexity" + on, lambda v: f"{v:.2f}"),
         "purity": ("classes in exactly their expert", share),
         "flops_speedup": ("FLOPs speedup", times),
         "mean_rows": ("classes scored for an answer, on average", lambda v: f"{v:,.1f}"),
@@ -50,7 +53,8 @@ def _summary_table(summary: dict[str, Any]) -> Table:
     for key, (name, form) in known.items():
         value = summary.get(key)
         if isinstance(value, dict):
-            rows += [[Cell(f"{name}, at {rank}"), Cell(form(at))] for rank, at in value.items()]
+            known_at = {rank: at for rank, at in value.items() if at is not None}
+            rows += [[Cell(f"{name}, at {rank}"), Cell(form(at))] for rank, at in known_at.items()]
         elif value is not None:
             rows.append([Cell(name), Cell(form(value))])
     return Table("As its training reported.", [Column("", ""), Column("measured")], rows)
@@ -220,7 +224,9 @@ def train_command(run: LayerRun) -> str:
             words += [f"--{name}", str(config[name])] if config.get(name) else []
         if run.summary.get("on") == "validation vectors":
             words += ["--valid-hidden", "VALID_HIDDEN", "--valid-labels", "VALID_LABELS"]
-        for name in ("method", "speedup", "rows"):
+        fidelity = config.get("objective") == "fidelity"
+        words += ["--objective", "fidelity"] if fidelity else []
+        for name in ("speedup", "rows") if fidelity else ("method", "speedup", "rows"):
             words += [f"--{name}", f"{config[name]}"] if config.get(name) is not None else []
     words += ["--experts", str(config.get("n_experts"))]
     words += ["--keep-one" if config.get("keep_one", True) else "--no-keep-one"]

@@ -7,7 +7,6 @@ S super-clusters, C sub-clusters in each, N = S * C classes, d input dimensions,
 """
 
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from service.bundle import flops_speedup
 from service.errors import DSSError
+from service.terminal.phases import Phases
 from trainer.baselines.full import full_softmax_accuracy
 from trainer.data import run_folder
 from trainer.data.files import write_json, write_whole
@@ -125,8 +125,14 @@ def run(
     *,
     resume: bool = False,
     baseline: bool = True,
+    clock: Phases | None = None,
 ) -> dict[str, Any]:
-    """Generate, train, compare with a full softmax, draw; returns what summary.json holds."""
+    """Generate, train, compare with a full softmax, draw; returns what summary.json holds.
+
+    Every figure is of test rows, which nothing learns from and on which nothing is chosen. The
+    clock may have begun before.
+    """
+    clock = Phases() if clock is None else clock
     run_folder.open_run(
         folder, {"task": "synthetic", "size": str(size), **to_dict(config)}, resume=resume
     )
@@ -138,7 +144,8 @@ def run(
     torch.manual_seed(config.seed)
     encoder = make_encoder()
     layer = DSSoftmax(HIDDEN_SIZE, size.n_classes, config.n_experts)
-    progress = train(config, encoder, layer, training, folder, resume=resume)
+    with clock.phase("learning"):
+        train(config, encoder, layer, training, folder, resume=resume)
 
     encoder.eval()
     layer.eval()
@@ -156,18 +163,18 @@ def run(
         "mean_copies": metrics.copies(layer).double().mean().item(),
         "flops_speedup": flops_speedup(size.n_classes, layer.expert_sizes, utilization),
         "utilization": utilization,
-        "seconds": round(progress.seconds, 1),
     }
     if baseline:
-        started = time.monotonic()
         torch.manual_seed(config.seed)
-        summary["full_accuracy"] = full_softmax_accuracy(
-            config, make_encoder(), HIDDEN_SIZE, size.n_classes, training, test
-        )
-        summary["full_seconds"] = round(time.monotonic() - started, 1)
+        with clock.phase("full softmax"):
+            summary["full_accuracy"] = full_softmax_accuracy(
+                config, make_encoder(), HIDDEN_SIZE, size.n_classes, training, test
+            )
+        summary["full_seconds"] = round(clock.seconds["full softmax"], 1)
     run_folder.save_layer(folder, layer, sample_rows(hidden, size).numpy())
     write_whole(folder / run_folder.LABELS, "".join(f"{n}\n" for n in label_names(size)).encode())
     draw_experts(layer, folder / run_folder.PICTURE, order=found.expert_order, groups=size.n_super)
+    summary |= clock.figures()
     write_json(folder / run_folder.SUMMARY, summary)
     return summary
 

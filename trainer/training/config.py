@@ -68,6 +68,8 @@ class TrainConfig:
 class VectorsConfig(TrainConfig):
     """For training on hidden vectors of the user."""
 
+    # "accuracy": weight rows are learned from labels and head; "fidelity": they are the head's own
+    objective: Literal["accuracy", "fidelity"] = "accuracy"
     method: Literal["warm", "mitosis", "dense"] = "warm"
     n_experts: int = Field(64, ge=1)
     gate_noise: float = Field(0.0, ge=0)

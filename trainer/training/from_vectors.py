@@ -1,31 +1,44 @@
 """Training on hidden vectors, labels and a trained head of the user.
 
-M query rows, D hidden, N classes.
+M query rows, T held-out ones, D hidden, N classes.
 """
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from service.errors import DSSError
-from trainer.data import run_folder
+from service.terminal.messages import say
+from service.terminal.phases import Phases
+from trainer.data import held_out, run_folder
 from trainer.data.arrays import Head, Vectors
 from trainer.data.files import write_json
 from trainer.data.rows import MappedRows, sample
-from trainer.training import metrics, mitosis
+from trainer.layer import DSSoftmax
+from trainer.training import mitosis
 from trainer.training.config import VectorsConfig, to_dict
-from trainer.training.full_softmax import fitted_head, full_normalisers
+from trainer.training.full_softmax import (
+    ESTIMATE_ABOVE,
+    estimated_normalisers,
+    fitted_head,
+    full_normalisers,
+)
 from trainer.training.loop import Data
-from trainer.training.methods import METHODS
+from trainer.training.methods import Method, method_of
 from trainer.training.problem import HeldOut, Learned, Problem
+from trainer.training.summary import start_figures, summarize
+from trainer.training.verdict import KEPT, speedup
 
-EVALUATED_ROWS = 20_000
 PARITY_ROWS = 1_000
+MOST_SCORES = 2**34  # of sampled rows by all classes: more would take minutes
 NORMALISERS = "normalisers.npy"
 HEAD = "head.npy"  # learned here, where none was given
+PHASES = "phases.json"  # the seconds that the run has taken so far
 
 
 class TwoBudgets(DSSError):
@@ -46,118 +59,120 @@ def run(
     *,
     resume: bool = False,
     normalisers: Path | None = None,
+    clock: Phases | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate; returns what summary.json holds. `files` names the inputs for the run.
 
-    `normalisers` is a file that runs on the same vectors share; see `full_normalisers`.
+    `normalisers` is a file that runs on the same vectors share; see `full_normalisers`. The clock
+    may have begun before.
     """
-    check_experts(config)
-    n_classes = count_classes(training, valid) if head is None else len(head.weight)
-    budget = mean_rows_allowed(config, n_classes)
+    clock = Phases() if clock is None else clock
+    check_settings(config)
+    method = method_of(config)
     settings = {"task": "vectors", **files, **to_dict(config)}
     run_folder.check_run(folder, settings, resume=resume)
+    if resume:
+        clock.add_earlier(earlier_seconds(folder))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    chosen = chosen_rows(config, len(training.labels))
-    inputs = MappedRows(training.hidden, chosen=chosen)
-    labels = of_chosen(torch.from_numpy(training.labels.astype(np.int64)), chosen)  # [M]
+    rows = split_rows(config, training, valid)
     if head is None:
         run_folder.open_run(folder, settings, resume=resume)
-        weight = fitted_head(config, inputs, labels, n_classes, folder / HEAD)  # [N,D]
-    else:
-        weight = with_bias(head)
-    sampled = sample(len(labels), config.sample_rows, config.seed)
-    problem = Problem(
-        inputs,
-        labels,
-        weight,
-        sampled=sampled,
-        hidden=inputs[sampled],
-        budget=budget,
-        held_out=held_out(training, valid, config.seed),
-    )
-
-    method = METHODS[config.method]
-    layer = method.start(config, problem)  # an impossible budget ends here: no folder is made
-    run_folder.open_run(folder, settings, resume=resume or head is None)
-    data = Data(inputs, labels)
-    if config.distil:
-        logsumexp = chosen_normalisers(training, chosen, weight, folder, normalisers)
-        data = Data(inputs, labels, head=weight, logsumexp=logsumexp)
-    learned = method.learn(config, problem, layer, data, folder, resume=resume)
-
-    if learned.memory:
-        write_growth(folder / run_folder.GROWTH, learned)
-    checked = problem.held_out.hidden[:PARITY_ROWS].numpy()
-    run_folder.save_layer(folder, learned.layer, checked)
-    summary = summarize(config, problem, learned)
-    write_json(folder / run_folder.SUMMARY, summary)
+    try:
+        problem = make_problem(config, rows, training, valid, head, folder, clock)
+        layer = method.start(config, problem)  # an impossible budget ends here: no folder is made
+        run_folder.open_run(folder, settings, resume=resume or head is None)
+        with clock.phase("measuring"):
+            start = reachable(config, problem, method, layer)
+        with clock.phase("teacher"):
+            data = make_data(config, problem, layer, training, rows.chosen, folder, normalisers)
+        with clock.phase("learning"):
+            learned = method.learn(config, problem, layer, data, folder, resume=resume)
+        with clock.phase("measuring"):
+            summary = summarize(config, problem, learned, start, rows.on)
+        save(folder, problem, learned)
+        summary |= clock.figures()
+        write_json(folder / run_folder.SUMMARY, summary)
+    finally:
+        if (folder / run_folder.CONFIG).exists():  # a run that is broken off goes on with its clock
+            write_json(folder / PHASES, clock.seconds)
     return summary
 
 
-def held_out(training: Vectors, valid: Vectors | None, seed: int) -> HeldOut:
-    vectors = training if valid is None else valid
-    rows = sample(len(vectors.labels), EVALUATED_ROWS, seed + 1)
-    return HeldOut(
-        MappedRows(vectors.hidden)[rows],
-        torch.from_numpy(vectors.labels[rows.numpy()].astype(np.int64)),
-        "training vectors" if valid is None else "validation vectors",
-    )
+# --- rows -------------------------------------------------------------------------------------
 
 
-def summarize(config: VectorsConfig, problem: Problem, learned: Learned) -> dict[str, Any]:
-    layer, held_out = learned.layer.eval(), problem.held_out
-    full = metrics.full_accuracy_at(problem.head, held_out.hidden, held_out.labels)
-    found = held_out.figures(layer)
-    summary = {
-        "task": "vectors",
-        "method": config.method,
-        "keep_one": config.keep_one,
-        **found,
-        "accuracy": found["accuracy"]["1"],
-        "accuracy_at": found["accuracy"],
-        "full_accuracy": full["1"],
-        "full_accuracy_at": full,
-        "mean_copies": metrics.copies(layer).double().mean().item(),
-        "utilization": metrics.utilization(layer, held_out.hidden).tolist(),
-        "seed": config.seed,
-        "seconds": round(learned.seconds, 1),
-        "on": held_out.name,
-    }
-    if learned.memory:
-        summary["peak_memory"] = learned.peak_memory
-    return summary | {"rows_asked": problem.budget}
+class SplitRows(NamedTuple):
+    chosen: Tensor | None  # numbers of the training rows to learn from; None: all
+    measured: Vectors  # of these ...
+    aside: held_out.HeldOutRows  # ... the rows that are not learned from
+    on: str  # what they are called
 
 
-def write_growth(file: Path, learned: Learned) -> None:
-    memory = [{"step": step, **now} for step, now in enumerate(learned.memory)]
-    write_json(
-        file,
-        {"peak_memory": learned.peak_memory, "stages": learned.stages, "memory": memory},
-    )
+def split_rows(config: VectorsConfig, training: Vectors, valid: Vectors | None) -> SplitRows:
+    """The user's validation rows are measured on; without any, some training rows put aside."""
+    if valid is not None:
+        aside = held_out.in_halves(len(valid.labels))
+        chosen = chosen_rows(config, np.arange(len(training.labels)))
+        everything = chosen if len(chosen) < len(training.labels) else None
+        return SplitRows(everything, valid, aside, "validation vectors")
+    kept, aside = held_out.put_aside(len(training.labels))
+    return SplitRows(chosen_rows(config, kept), training, aside, "held-out vectors")
 
 
-def chosen_rows(config: VectorsConfig, n_rows: int) -> Tensor | None:
-    if config.train_rows is None or config.train_rows >= n_rows:
-        return None
-    return sample(n_rows, config.train_rows, config.seed + 2).sort().values
-
-
-def chosen_normalisers(
-    training: Vectors, chosen: Tensor | None, weight: Tensor, folder: Path, shared: Path | None
-) -> Tensor:
-    """Of the chosen rows, kept in the run; of all rows in a file that other runs share."""
-    if shared is None:
-        rows = MappedRows(training.hidden, chosen=chosen)
-        n_rows = len(training.labels) if chosen is None else len(chosen)
-        return full_normalisers(rows, n_rows, weight, folder / NORMALISERS)
-    everything = MappedRows(training.hidden)
-    found = full_normalisers(everything, len(training.labels), weight, shared)
-    return of_chosen(found, chosen)
+def chosen_rows(config: VectorsConfig, kept: NDArray[np.int64]) -> Tensor:
+    """Of the rows that are kept for it, those to learn from: at random, if not all are wanted."""
+    if config.train_rows is None or config.train_rows >= len(kept):
+        return torch.from_numpy(kept)
+    some = sample(len(kept), config.train_rows, config.seed + 2).sort().values
+    return torch.from_numpy(kept)[some]
 
 
 def of_chosen(values: Tensor, chosen: Tensor | None) -> Tensor:
     return values if chosen is None else values[chosen]
+
+
+def make_problem(
+    config: VectorsConfig,
+    rows: SplitRows,
+    training: Vectors,
+    valid: Vectors | None,
+    head: Head | None,
+    folder: Path,
+    clock: Phases,
+) -> Problem:
+    n_classes = count_classes(training, valid) if head is None else len(head.weight)
+    budget = mean_rows_allowed(config, n_classes)
+    with clock.phase("reading"):
+        inputs = MappedRows(training.hidden, chosen=rows.chosen)
+        labels = of_chosen(torch.from_numpy(training.labels.astype(np.int64)), rows.chosen)  # [M]
+        most = max(1, MOST_SCORES // n_classes)
+        sampled = sample(len(labels), min(config.sample_rows, most), config.seed)
+        hidden = inputs[sampled]  # [S,D]
+    if head is None:
+        with clock.phase("full softmax"):
+            weight = fitted_head(config, inputs, labels, n_classes, folder / HEAD)  # [N,D]
+    else:
+        weight = with_bias(head)
+    choice, report = (
+        HeldOut(
+            MappedRows(rows.measured.hidden)[torch.from_numpy(numbers)],
+            torch.from_numpy(rows.measured.labels[numbers].astype(np.int64)),
+            weight,
+        )
+        for numbers in (rows.aside.choice, rows.aside.report)
+    )
+    return Problem(
+        inputs,
+        labels,
+        weight,
+        sampled=sampled,
+        hidden=hidden,
+        budget=budget,
+        choice=choice,
+        report=report,
+        clock=clock,
+    )
 
 
 def count_classes(training: Vectors, valid: Vectors | None) -> int:
@@ -173,7 +188,87 @@ def with_bias(head: Head) -> Tensor:
     return torch.cat([weight, torch.from_numpy(head.bias)[:, None]], dim=1)
 
 
-def check_experts(config: VectorsConfig) -> None:
+# --- before and after learning ----------------------------------------------------------------
+
+
+def reachable(
+    config: VectorsConfig, problem: Problem, method: Method, start: DSSoftmax
+) -> dict[str, Any]:
+    """Say what the layer can reach at best, before the long part; returns the start's figures."""
+    if not method.within_budget:
+        return {}
+    figures = start_figures(problem, start)
+    shares = figures["reachable"]
+    words = (
+        f"The experts hold the full softmax's first class for {100 * shares['1']:.1f}% of held-out"
+        f" rows, and {100 * shares['10']:.1f}% of its first ten: more cannot be kept"
+    )
+    if shares["1"] < KEPT and method.allowance is not None:
+        needed = method.allowance(config, problem, start)
+        if needed is None:
+            words += f", and with these rows no budget holds {100 * KEPT:.0f}%"
+        else:
+            possible = problem.n_classes / (needed + config.n_experts)
+            figures["speedup_for_99"] = possible
+            words += f"; {speedup(possible)} would hold {100 * KEPT:.0f}%"
+    say(f"{words}.")
+    return figures
+
+
+def make_data(
+    config: VectorsConfig,
+    problem: Problem,
+    start: DSSoftmax,
+    training: Vectors,
+    chosen: Tensor | None,
+    folder: Path,
+    shared: Path | None,
+) -> Data:
+    """What the loop learns from; with a teacher, also the full softmax's normalisers.
+
+    They are kept in the run; of all rows in a file that other runs share, if there is one.
+    """
+    inputs, labels, head = problem.inputs, problem.labels, problem.head
+    if not config.distil or config.objective == "fidelity":
+        return Data(inputs, labels)
+    if shared is not None:
+        found = full_normalisers(MappedRows(training.hidden), len(training.labels), head, shared)
+        logsumexp = of_chosen(found, chosen)
+    elif problem.n_classes > ESTIMATE_ABOVE and len(start.keys) < start.n_experts * len(head):
+        logsumexp = estimated_normalisers(inputs, len(labels), head, start, config.seed)
+    else:
+        logsumexp = full_normalisers(inputs, len(labels), head, folder / NORMALISERS)
+    return Data(inputs, labels, head=head, logsumexp=logsumexp)
+
+
+def save(folder: Path, problem: Problem, learned: Learned) -> None:
+    if learned.memory:
+        write_growth(folder / run_folder.GROWTH, learned)
+    hidden = problem.report.hidden  # [T,D]
+    some = torch.linspace(0, len(hidden) - 1, min(PARITY_ROWS, len(hidden))).long()
+    run_folder.save_layer(folder, learned.layer, hidden[some].numpy())
+
+
+def write_growth(file: Path, learned: Learned) -> None:
+    memory = [{"step": step, **now} for step, now in enumerate(learned.memory)]
+    write_json(
+        file,
+        {"peak_memory": learned.peak_memory, "stages": learned.stages, "memory": memory},
+    )
+
+
+def earlier_seconds(folder: Path) -> dict[str, float]:
+    file = folder / PHASES
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def check_settings(config: VectorsConfig) -> None:
+    """Refuse what settings alone show to be impossible."""
+    if config.rows is not None and config.speedup is not None:
+        raise TwoBudgets("Give a budget as rows or as a speedup, not both.")
     if config.method == "mitosis" and config.n_experts not in mitosis.stages(config.n_experts):
         raise ExpertsNotDoubling(
             f"Mitosis doubles the experts from 2 on, so it cannot end with {config.n_experts}."
@@ -181,8 +276,6 @@ def check_experts(config: VectorsConfig) -> None:
 
 
 def mean_rows_allowed(config: VectorsConfig, n_classes: int) -> float:
-    if config.rows is not None and config.speedup is not None:
-        raise TwoBudgets("Give a budget as rows or as a speedup, not both.")
     if config.speedup is not None:
         return n_classes / config.speedup - config.n_experts
     return float(n_classes) if config.rows is None else config.rows

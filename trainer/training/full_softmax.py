@@ -1,6 +1,6 @@
 """The full softmax that a layer learns from: fitted where none is given, and its normalisers.
 
-M query rows, D hidden, N classes, b query rows scored at once.
+M query rows, D hidden, K experts, N classes, b query rows scored at once, J drawn classes.
 """
 
 import math
@@ -15,13 +15,18 @@ from torch.nn.functional import cross_entropy
 from service.terminal import progress
 from trainer.data.arrays import chunks
 from trainer.data.rows import Rows
-from trainer.layer.bias import with_one
+from trainer.layer import DSSoftmax
+from trainer.layer.bias import logits
 from trainer.layer.losses import sampled_loss
 from trainer.training.config import SAMPLE_ABOVE, SAMPLES, VectorsConfig
+from trainer.training.head_answers import all_scores, destructive_logsumexp
 from trainer.training.loop import Interrupted, epoch_batches, stop_requests
 
 BATCH = 1000
-SCORED_AT_ONCE = 128  # query rows whose logits over all classes stay in the cache
+ROWS_AT_ONCE = 2048
+# With more classes than this, a teacher's normalisers are estimated where they can be: all classes
+# of all rows would take longer than the training.
+ESTIMATE_ABOVE = 100_000
 LEARNING_RATE = 0.003  # falls linearly to nothing
 
 
@@ -74,16 +79,48 @@ def full_normalisers(rows: Rows, n_rows: int, head: Tensor, file: Path) -> Tenso
         kept = np.load(file, allow_pickle=False)
         if len(kept) == n_rows:
             return torch.from_numpy(kept)
-    # Both are allocated once: small results between large products would fragment memory.
-    logits = torch.empty(SCORED_AT_ONCE, len(head))  # [b,N]
     found = torch.empty(n_rows)  # [M]
-    for part in progress.each(list(chunks(n_rows, SCORED_AT_ONCE)), "full softmax"):
-        hidden = rows[torch.arange(part.start, part.stop)]  # [b,D]
-        if head.shape[1] > hidden.shape[1]:
-            hidden = with_one(hidden)
-        scored = torch.mm(hidden, head.T, out=logits[: len(hidden)])
-        found[part] = scored.logsumexp(dim=1)
+    for part, scores in all_scores(head, rows, n_rows, "full softmax"):
+        found[part] = destructive_logsumexp(scores)
     temporary = file.with_name(f"partial-{file.name}")
     np.save(temporary, found.numpy())
     temporary.replace(file)
     return found
+
+
+@torch.no_grad()
+def estimated_normalisers(
+    rows: Rows, n_rows: int, head: Tensor, layer: DSSoftmax, seed: int
+) -> Tensor:
+    """As `full_normalisers`, but exact only over the classes that a query row's expert holds.
+
+    Those are the ones the full softmax finds most probable there. What all others add is estimated
+    from J classes drawn for the run.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(head), (SAMPLES,), generator=generator)  # [J]
+    weights = stands_for(layer, drawn)  # [K,J]
+    own = [head[classes] for classes in layer.class_of_row.split(layer.expert_sizes)]  # [V,D] each
+    found = torch.empty(n_rows)  # [M]
+    for part in progress.each(list(chunks(n_rows, ROWS_AT_ONCE)), "full softmax, estimated"):
+        hidden = rows[torch.arange(part.start, part.stop)]  # [b,D]
+        expert = layer.route(hidden).expert  # [b]
+        others = (logits(hidden, head[drawn]) + weights[expert]).logsumexp(dim=1)  # [b]
+        held = torch.full_like(others, -torch.inf)
+        for number in expert.unique().tolist():
+            mine = (expert == number).nonzero()[:, 0]
+            if len(own[number]):
+                held[mine] = logits(hidden[mine], own[number]).logsumexp(dim=1)
+        found[part] = torch.logaddexp(held, others)
+    return found
+
+
+def stands_for(layer: DSSoftmax, drawn: Tensor) -> Tensor:
+    """The log of how many classes that an expert does not hold each drawn class stands for there,
+    [K,J]; -inf if the expert holds it."""
+    n_experts, n_classes = layer.n_experts, layer.n_classes
+    expert = torch.arange(n_experts).repeat_interleave(len(drawn))
+    held = layer.row_of(expert, drawn.repeat(n_experts))[1].view(n_experts, -1)  # [K,J]
+    absent = n_classes - torch.tensor(layer.expert_sizes)  # [K]
+    each = absent / (~held).sum(dim=1).clamp_min(1)
+    return torch.where(held, -torch.inf, each.log()[:, None])

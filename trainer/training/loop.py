@@ -24,6 +24,7 @@ from trainer.data.files import write_whole
 from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax, Routing, Teacher, losses
 from trainer.layer.pruning import keep_one_copy, prune, rows_above, shrink
+from trainer.training.best_epoch import BestEpoch
 from trainer.training.checkpoints import Progress, Traffic, load_checkpoint, save_checkpoint
 from trainer.training.config import TrainConfig
 from trainer.training.idle_experts import rescue
@@ -52,11 +53,13 @@ def train(
     folder: Path,
     *,
     budget: float | None = None,
+    best: BestEpoch | None = None,
     resume: bool = False,
 ) -> Progress:
     """Train encoder and layer together; both are changed in place.
 
     With a budget, the lassos grow until the mean number of classes scored per query row is in it.
+    `best` keeps the best epoch's layer, and may end the training early.
     """
     if resume and (folder / run_folder.CHECKPOINT).exists():
         progress, traffic, optimizer = load_checkpoint(folder, config, encoder, layer)
@@ -79,7 +82,7 @@ def train(
     finished = progress.epoch * n_batches + progress.step
     drawn = bars.bar("epochs", config.epochs * n_batches, done=finished)
     with stop_requests() as stopped, MetricsLog(folder, progress.epoch) as log, drawn as bar:
-        while progress.epoch < config.epochs:
+        while progress.epoch < config.epochs and not (best and best.passed(progress.epoch)):
             batches = epoch_batches(
                 len(data.labels), config.batch_size, config.seed, progress.epoch
             )
@@ -114,6 +117,8 @@ def train(
             now = figures(layer, traffic.epoch_load)
             log.write({"epoch": progress.epoch, **progress.terms, **now})
             traffic.epoch_load.zero_()
+            if best is not None:
+                best.measure(layer, progress.epoch)
         if progress.sparsifying:
             prune_small_rows(config, layer, optimizer, traffic, progress)
         save()

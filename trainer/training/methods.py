@@ -2,11 +2,14 @@
 
 `start` makes the layer that training begins with and refuses a budget that cannot be met; it writes
 nothing. `learn` trains that layer, in a folder in which it can be resumed.
+
+A layer for fidelity has a method of its own, "fidelity".
 """
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from service.errors import DSSError
 from trainer.layer import DSSoftmax
 from trainer.training import dense, mitosis, warm_start
 from trainer.training.config import VectorsConfig
@@ -31,13 +34,40 @@ class Learn(Protocol):
     ) -> Learned: ...
 
 
+class Allowance(Protocol):
+    def __call__(
+        self, config: VectorsConfig, problem: Problem, layer: DSSoftmax
+    ) -> float | None: ...
+
+
 class Method(NamedTuple):
     start: Start
     learn: Learn
+    within_budget: bool  # from the start on: then the start's figures say what can be reached
+    allowance: Allowance | None = None  # classes per answer with which enough can be reached
 
 
 METHODS = {
-    "warm": Method(warm_start.start, warm_start.learn),
-    "mitosis": Method(mitosis.start, mitosis.learn),
-    "dense": Method(dense.start, dense.learn),
+    "warm": Method(
+        warm_start.start,
+        warm_start.learn,
+        within_budget=True,
+        allowance=warm_start.allowance,
+    ),
+    "mitosis": Method(mitosis.start, mitosis.learn, within_budget=False),
+    "dense": Method(dense.start, dense.learn, within_budget=False),
 }
+
+
+class ObjectiveMissing(DSSError):
+    pass
+
+
+def method_of(config: VectorsConfig) -> Method:
+    name = config.method if config.objective == "accuracy" else config.objective
+    if name not in METHODS:
+        raise ObjectiveMissing(
+            "This version cannot learn for fidelity; give --objective accuracy to learn from labels"
+            " and head."
+        )
+    return METHODS[name]

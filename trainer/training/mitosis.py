@@ -66,7 +66,7 @@ def learn(
         figures.append(
             {
                 "experts": n_experts,
-                **problem.held_out.figures(layer.eval()),
+                **problem.report.figures(layer.eval()),
                 "rows": len(layer.keys),
                 "peak_memory": max(point["memory"] for point in now),
             }

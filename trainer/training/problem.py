@@ -4,6 +4,7 @@ M query rows, S sampled and T held-out ones, D hidden, N classes.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 
 from service.bundle import flops_speedup
 from service.errors import DSSError
+from service.terminal.phases import Phases
 from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax
 from trainer.training import metrics
+from trainer.training.answer_gains import Gains, head_gains
+from trainer.training.best_epoch import BestEpoch
 from trainer.training.checkpoints import Progress
 from trainer.training.config import VectorsConfig
+from trainer.training.head_answers import HeadAnswers, head_answers
 from trainer.training.loop import Data, train
 
 
@@ -26,11 +31,16 @@ class BudgetImpossible(DSSError):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Query rows on which a layer is measured."""
+    """Query rows on which a layer is measured, and from which none learns."""
 
     hidden: Tensor  # [T,D]
     labels: Tensor  # [T]
-    name: str
+    head: Tensor  # [N,D] the full softmax, or [N,D+1] with its biases
+
+    @cached_property
+    def full(self) -> HeadAnswers:
+        """The full softmax's answers to these rows."""
+        return head_answers(self.head, self.hidden, self.labels)
 
     def figures(self, layer: DSSoftmax) -> dict[str, Any]:
         utilization = metrics.utilization(layer, self.hidden)
@@ -52,7 +62,9 @@ class Problem:
     sampled: Tensor  # [S] numbers of some rows ...
     hidden: Tensor  # [S,D] ... and these rows, in memory
     budget: float  # classes scored per answer, on average
-    held_out: HeldOut
+    choice: HeldOut  # rows that choices are made on: when to stop, which layer to keep
+    report: HeldOut  # rows that only the reported figures come from
+    clock: Phases = field(default_factory=Phases)
 
     @property
     def n_classes(self) -> int:
@@ -62,6 +74,12 @@ class Problem:
     def biased(self) -> bool:
         return self.head.shape[1] > self.hidden.shape[1]
 
+    @cached_property
+    def sampled_gains(self) -> Gains:
+        """What the full softmax's first classes are worth for the sampled rows: [S,10]."""
+        with self.clock.phase("teacher"):
+            return head_gains(self.head, self.hidden)
+
 
 @dataclass(frozen=True)
 class Learned:
@@ -69,6 +87,7 @@ class Learned:
     seconds: float
     stages: list[dict[str, Any]] = field(default_factory=list)  # of mitosis: figures of each
     memory: list[dict[str, Any]] = field(default_factory=list)  # while training, if it was pruned
+    kept_start: bool = False  # learning made it worse on held-out rows
 
     @property
     def peak_memory(self) -> float:
@@ -92,11 +111,14 @@ def train_stage(
     folder: Path,
     *,
     budget: float | None = None,
+    best: BestEpoch | None = None,
     resume: bool,
 ) -> Progress:
     """Train the layer on hidden vectors as they are; the stage has a checkpoint of its own."""
     folder.mkdir(exist_ok=True)
-    return train(config, nn.Identity(), layer, data, folder, budget=budget, resume=resume)
+    return train(
+        config, nn.Identity(), layer, data, folder, budget=budget, best=best, resume=resume
+    )
 
 
 def memory_curve(layer: DSSoftmax, rows: list[int]) -> list[dict[str, Any]]:

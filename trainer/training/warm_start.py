@@ -21,15 +21,19 @@ from trainer.data.arrays import chunks
 from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax
 from trainer.layer.bias import logits, with_one
+from trainer.training.answer_gains import Gains
+from trainer.training.best_epoch import BestEpoch, load_layer, save_layer
 from trainer.training.config import VectorsConfig
 from trainer.training.loop import Data
-from trainer.training.metrics import ROWS_AT_ONCE, label_counts
-from trainer.training.problem import BudgetImpossible, Learned, Problem, train_stage
+from trainer.training.metrics import ROWS_AT_ONCE, accuracy_at, label_counts
+from trainer.training.problem import BudgetImpossible, HeldOut, Learned, Problem, train_stage
+from trainer.training.verdict import KEPT
 
 WARM_ROUNDS = 2  # of training
 GATE_VALUE = 0.8  # mean of the best gate value at the start: the gradient has not vanished yet
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
+START = "start.pt"  # of a run: the layer before it learned anything
 LEAST_TRAFFIC = 0.1  # of an equal share
 COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take
 # Exponents on the price of an expert, tried in turn until the copies fit.
@@ -38,7 +42,8 @@ PRICE_EXPONENTS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 def start(config: VectorsConfig, problem: Problem) -> DSSoftmax:
     """A layer whose gate was found by clustering, with the classes that the budget allows."""
-    gate = cluster_gate(problem.hidden, config.n_experts, config.seed, biased=problem.biased)
+    with problem.clock.phase("clustering"):
+        gate = cluster_gate(problem.hidden, config.n_experts, config.seed, biased=problem.biased)
     return choose_classes(config, problem, gate, before=None)
 
 
@@ -52,26 +57,74 @@ def learn(
     resume: bool,
 ) -> Learned:
     """Gate and weight rows learn together. That changes where query rows go, so classes are then
-    chosen again, and their weight rows learn with the gate held fixed: the budget holds."""
+    chosen again, and their weight rows learn with the gate held fixed: the budget holds.
+
+    Each round ends with its best epoch on the rows for choices. If even the last round's is no
+    better than the start there, the start is kept.
+    """
     seconds = 0.0
+    save_layer(folder / START, layer)
+    rounds: list[BestEpoch] = []
     for number in range(1, WARM_ROUNDS + 1):
         if number > 1:
             layer = choose_classes(config, problem, layer.gate.detach(), before=layer)
         layer.gate.requires_grad_(number < WARM_ROUNDS)
         torch.manual_seed(config.seed + number)
-        seconds += train_stage(
-            config, layer, data, folder / f"round-{number}", resume=resume
-        ).seconds
-    return Learned(layer, seconds)
+        stage = folder / f"round-{number}"
+        best = kept_epochs(stage, layer, problem.choice, resume=resume)
+        seconds += train_stage(config, layer, data, stage, best=best, resume=resume).seconds
+        best.restore(layer)
+        rounds.append(best)
+    kept_start = rounds[-1].best <= rounds[0].scores[0]
+    if kept_start:
+        load_layer(folder / START, layer)
+    return Learned(layer, seconds, kept_start=kept_start)
+
+
+def kept_epochs(folder: Path, layer: DSSoftmax, choice: HeldOut, *, resume: bool) -> BestEpoch:
+    """The epochs of a round, of which the first is the layer that it begins with."""
+
+    def score(layer: DSSoftmax) -> float:
+        """Label accuracy at 1 and at 10 matter alike."""
+        found = accuracy_at(layer, choice.hidden, choice.labels)
+        return found["1"] + found["10"]
+
+    folder.mkdir(exist_ok=True)
+    best = BestEpoch(folder, score, resume=resume)
+    if 0 not in best.scores:
+        best.measure(layer, 0)
+    return best
 
 
 def choose_classes(
     config: VectorsConfig, problem: Problem, gate: Tensor, before: DSSoftmax | None
 ) -> DSSoftmax:
     """A layer with this gate that holds the most wanted classes within the budget."""
-    wanted = demand(gate, problem.hidden, problem.head, problem.inputs, problem.labels)
-    held = select(wanted, problem.budget, keep_one=config.keep_one)
-    return make_layer(gate, held, problem.head, before, biased=problem.biased)
+    with problem.clock.phase("choosing classes"):
+        wanted = problem_demand(gate, problem)
+        held = select(wanted, problem.budget, keep_one=config.keep_one)
+        return make_layer(gate, held, problem.head, before, biased=problem.biased)
+
+
+@torch.no_grad()
+def allowance(config: VectorsConfig, problem: Problem, layer: DSSoftmax) -> float | None:
+    """How many classes an answer must score, about, so that experts hold the full softmax's first
+    class for 99% of the rows for choices; None if no budget does.
+
+    A pair of expert and class is held if its gain per query row is above a threshold. The threshold
+    below which too many of these rows' pairs lie gives the cost.
+    """
+    wanted = problem_demand(layer.gate.detach(), problem)
+    expert = layer.route(problem.choice.hidden).expert  # [T]
+    share = wanted.share
+    needed = share[expert, problem.choice.full.best[:, 0]].sort().values  # [T]
+    threshold = needed[int((1 - KEPT) * len(needed))]
+    if threshold <= 0:
+        return None
+    held = share >= threshold
+    if config.keep_one:
+        held = with_one_copy(held, fallback_experts(wanted, COPIES * problem.budget))
+    return mean_cost(held, wanted)
 
 
 @dataclass(frozen=True)
@@ -81,6 +134,11 @@ class Demand:
     gain: Tensor  # [K,N] expected right answers that the class gives in the expert
     rows: Tensor  # [K] sampled query rows that each expert receives
     labels: Tensor  # [K,N] how often a class is the label, over all training rows
+
+    @property
+    def share(self) -> Tensor:
+        """The gain per query row that the expert receives, [K,N]."""
+        return self.gain / self.rows.clamp_min(1)[:, None]
 
     @property
     def utilization(self) -> Tensor:
@@ -114,38 +172,25 @@ def _sharpness(logits: Tensor) -> float:
 
 
 @torch.no_grad()
-def demand(gate: Tensor, hidden: Tensor, head: Tensor, inputs: Rows, labels: Tensor) -> Demand:
+def demand(gate: Tensor, hidden: Tensor, gains: Gains, inputs: Rows, labels: Tensor) -> Demand:
     """Sum what the full softmax would answer in each expert, over sampled rows `hidden` [S,D].
 
     Labels are counted over all rows of `inputs`: a sample has too few of a rare class.
     """
-    n_experts, n_classes = len(gate), len(head)
-    gain = torch.zeros(n_experts * n_classes)
+    n_experts, n_classes = len(gate), gains.n_classes
+    gain = torch.zeros(n_experts * n_classes)  # added to in place: a chunk has few pairs
     received = torch.zeros(n_experts)
-    for part in progress.each(list(chunks(len(hidden), ROWS_AT_ONCE)), "choosing classes"):
+    for part in chunks(len(hidden), ROWS_AT_ONCE):
         expert = logits(hidden[part], gate).argmax(dim=1)  # [b]
-        best, value = answer_gains(logits(hidden[part], head))  # [b,10]
-        pairs = (expert[:, None] * n_classes + best).flatten()
-        gain += torch.bincount(pairs, weights=value.flatten(), minlength=len(gain))
+        pairs = expert[:, None] * n_classes + gains.best[part]  # [b,10]
+        gain.index_add_(0, pairs.flatten(), gains.value[part].flatten())
         received += torch.bincount(expert, minlength=n_experts)
     right = label_counts(gate, inputs, labels, n_classes)
     return Demand(gain.view(n_experts, -1), received, right)
 
 
-def answer_gains(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The first classes of each row of logits [b,N], and what holding each is worth: both [b,10].
-
-    Where a class is missing, the class after the first 1, 5 or 10 takes its place. So the loss is
-    the class's probability minus the probability of that one, summed over the three.
-    """
-    last = min(RECALL_AT[-1], logits.shape[1])
-    found = logits.topk(min(last + 1, logits.shape[1]), dim=1)
-    probability = (found.values - logits.logsumexp(dim=1, keepdim=True)).exp()
-    value = torch.zeros_like(probability[:, :last])
-    for rank in RECALL_AT:
-        behind = probability[:, rank : rank + 1] if rank < probability.shape[1] else 0.0
-        value[:, :rank] += probability[:, : min(rank, last)] - behind
-    return found.indices[:, :last], value
+def problem_demand(gate: Tensor, problem: Problem) -> Demand:
+    return demand(gate, problem.hidden, problem.sampled_gains, problem.inputs, problem.labels)
 
 
 def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
@@ -154,7 +199,7 @@ def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
     A class in expert k adds u_k to the mean number of classes scored, so pairs are taken in the
     order of their gain per query row of the expert.
     """
-    share = wanted.gain / wanted.rows.clamp_min(1)[:, None]  # [K,N]
+    share = wanted.share  # [K,N]
     fallback = fallback_experts(wanted, COPIES * mean_rows) if keep_one else None
 
     def held_above(threshold: float) -> Tensor:

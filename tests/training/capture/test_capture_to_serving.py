@@ -14,10 +14,11 @@ from service import bundle
 from service.engine import Engine
 from trainer import DSSoftmax, capture
 from trainer.capture.folder import Captured
-from trainer.data import run_folder
+from trainer.data import held_out, run_folder
 
 N, D, CLUSTERS = 60, 12, 6
-SETTINGS = ["--experts", "6", "--rows", "18", "--set", "batch_size=100", "--set", "threads=1"]
+SETTINGS = ["--objective", "accuracy", "--experts", "6", "--rows", "18"]
+SETTINGS += ["--set", "batch_size=100", "--set", "threads=1"]
 
 
 class Classifier(nn.Module):
@@ -106,7 +107,9 @@ def test_what_was_put_aside_is_evaluated(
     done = dss("evaluate", exported, "--capture", captured.folder, "--out", report)
     assert done.returncode == 0, done.stderr
     figures = json.loads(report.read_text())
-    assert figures["rows"] == captured.valid_rows == 500
+    assert captured.valid_rows == 500
+    chosen_on = held_out.in_halves(500).choice
+    assert figures["rows"] == 500 - len(chosen_on) > 250
     assert figures["accuracy"]["1"] >= figures["full_accuracy"]["1"] - 0.02
     assert figures["flops_speedup"] > 2
 
@@ -119,6 +122,17 @@ def test_without_any_put_aside_all_are_evaluated(
     done = dss("evaluate", exported, "--capture", out, "--out", tmp_path / "report.json")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["rows"] == 200
+
+
+def test_rows_that_were_learned_from_are_not_evaluated(
+    model: Classifier, exported: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    capture(model, "fc", batches(model, 10, 2), out)
+    done = dss("evaluate", exported, "--capture", out, "--out", tmp_path / "report.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert rows == len(held_out.put_aside(1000)[1].report)
 
 
 def test_the_model_with_the_sparse_head_is_as_good(model: Classifier, exported: Path) -> None:

@@ -172,4 +172,5 @@ def line(planned: PlannedLayer, summary: dict[str, Any]) -> str:
     return (
         f"{planned.title:<14} {at} (full softmax {full}, on {summary['on']}),"
         f" {summary['flops_speedup']:.2f}x in {summary['seconds']:.0f} s"
+        + (", kept as it began" if summary.get("kept") == "start" else "")
     )
