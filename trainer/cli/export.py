@@ -42,6 +42,11 @@ from trainer.cli.results import export_facts
     help="The full softmax's matrix (.npy), shipped so that a server can compare its answers.",
 )
 @click.option("--bias", type=click.Path(path_type=Path), help="The head's bias, if it has one.")
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    help="Rows (.npy) that training did not see, for promises of recall; by default the run's own.",
+)
 @json_option
 def export(
     run: Path,
@@ -53,6 +58,7 @@ def export(
     precision: Literal["fp32", "fp16", "int8"],
     head: Path | None,
     bias: Path | None,
+    calibrate: Path | None,
     as_json: bool,
 ) -> None:
     """Turn a finished RUN into a checked bundle at DESTINATION.
@@ -61,7 +67,7 @@ def export(
 
     With --svd-window and --svd-share large experts are approximated by SVD-softmax.
     """
-    from trainer.data.arrays import open_head
+    from trainer.data.arrays import open_head, open_rows
     from trainer.export.export import export as export_run
     from trainer.export.export import words_on_approximation
     from trainer.export.svd_softmax import Approximation
@@ -76,7 +82,8 @@ def export(
     if bias is not None and head is None:
         raise click.UsageError("--bias goes with --head.")
     shipped = None if head is None else open_head(head, bias)
-    written = export_run(run, destination, labels, approximation, precision, shipped)
+    rows = None if calibrate is None else open_rows(calibrate)
+    written = export_run(run, destination, labels, approximation, precision, shipped, rows)
     if as_json:
         show_json(export_facts(written, destination))
         return

@@ -122,6 +122,13 @@ def open_vectors(
     return vectors
 
 
+def open_rows(hidden: Path) -> NDArray[np.floating[Any]]:
+    """Hidden vectors [M,D] alone."""
+    rows = _open(hidden, ("rows", "hidden size"), HIDDEN_TYPES)
+    _check_finite(hidden, rows)
+    return rows
+
+
 def _open(path: Path, axes: tuple[str, ...], types: tuple[str, ...] | None) -> NDArray[Any]:
     """A memory-mapped array with one dimension per axis; `types` None stands for any integer."""
     try:

@@ -3,6 +3,8 @@
 import copy
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,23 @@ from torch import Tensor
 from service import bundle
 from service.bundle import Bundle, Precision, TrainingFacts, flops_speedup
 from service.engine import Engine
-from service.errors import BundleExists, LabelsWrong
+from service.errors import BundleExists, DSSError, LabelsWrong
 from trainer.data import run_folder
 from trainer.data.arrays import ClassesDisagree, Head, WidthsDisagree
+from trainer.export.calibration import calibrate
 from trainer.export.parity import check_agreement, check_approximation, check_parity
 from trainer.export.svd_softmax import ApproximatedLayer, Approximation
 from trainer.export.training_facts import gate_facts, head_recall
 from trainer.layer import DSSoftmax
+from trainer.layer.head_softmax import HeadSoftmax
 
 N_SAMPLES = 8
 # They differ between runs that give the same bundle.
 NOT_FACTS = {"seconds", "full_seconds", "phases"}
+
+
+class NothingToApproximate(DSSError):
+    pass
 
 
 def export(
@@ -35,17 +43,26 @@ def export(
     approximation: Approximation | None = None,
     precision: Precision = "fp32",
     head: Head | None = None,
+    calibration: NDArray[np.floating[Any]] | None = None,
 ) -> Bundle:
     """Write the run's layer as a bundle and check the answers to the run's held-out query rows.
 
-    `head` is the full softmax; a server may compare its answers with it.
+    `head` is the full softmax; a server may compare its answers with it. A layer of the head's own
+    rows ships it always.
     """
-    layer = run_folder.load_layer(run)
+    if destination.exists():
+        raise BundleExists(f"{destination} exists already; a bundle is never overwritten.")
+    layer = run_folder.load_layer(run, head)
     hidden: NDArray[np.float32] = np.load(run / run_folder.HIDDEN, allow_pickle=False)
     summary = json.loads((run / run_folder.SUMMARY).read_text())
     facts = {name: value for name, value in summary.items() if name not in NOT_FACTS}
-    if destination.exists():
-        raise BundleExists(f"{destination} exists already; a bundle is never overwritten.")
+    if isinstance(layer, HeadSoftmax):
+        if approximation is not None:
+            raise NothingToApproximate(
+                "A layer of the head's own rows is searched in whole numbers already; leave out"
+                " --svd-window."
+            )
+        return export_head_softmax(run, destination, layer, hidden, facts, labels, calibration)
     gate, gate_bias = _arrays(*layer.split_bias(layer.gate))
     weight, bias = _arrays(*layer.split_bias(layer.weight))
     offsets = np.concatenate([[0], np.cumsum(layer.expert_sizes)])
@@ -57,10 +74,7 @@ def export(
     if head is not None:
         _check_head(head, layer.n_classes, hidden.shape[1])
         facts["head_recall"] = head_recall(layer, hidden, head)
-    # Written and checked under a name that no server reads as a version, then renamed.
-    unchecked = destination.with_name(f".{destination.name}.unchecked")
-    shutil.rmtree(unchecked, ignore_errors=True)
-    try:
+    with unchecked_folder(destination) as unchecked:
         written = bundle.write(
             unchecked,
             gate=gate,
@@ -70,7 +84,7 @@ def export(
             n_classes=layer.n_classes,
             training=TrainingFacts(**facts),
             labels=read_labels(run, labels),
-            samples=hidden[np.linspace(0, len(hidden) - 1, min(N_SAMPLES, len(hidden)), dtype=int)],
+            samples=samples_of(hidden),
             gate_bias=gate_bias,
             bias=bias,
             previews=previews,
@@ -85,9 +99,62 @@ def export(
         else:
             check_parity(_as_stored(layer, precision), Engine(written), hidden)
         unchecked.rename(destination)
+    return _moved(written, destination)
+
+
+def export_head_softmax(
+    run: Path,
+    destination: Path,
+    layer: HeadSoftmax,
+    hidden: NDArray[np.float32],
+    facts: dict[str, Any],
+    labels: Path | None,
+    calibration: NDArray[np.floating[Any]] | None,
+) -> Bundle:
+    """Write a layer of the head's own rows, with what recall was calibrated to."""
+    gate, gate_bias = _arrays(*layer.split_bias(layer.gate))
+    head, head_bias = _arrays(*layer.split_bias(layer.head))
+    facts["gates"] = gate_facts(hidden, gate, gate_bias)
+    facts["head_recall"] = head_recall(layer, hidden, Head(head, head_bias))
+    kept = run / run_folder.CALIBRATION
+    if calibration is None and kept.exists():
+        calibration = np.load(kept, mmap_mode="r", allow_pickle=False)
+    with unchecked_folder(destination) as unchecked:
+        written = bundle.write(
+            unchecked,
+            objective="fidelity",
+            gate=gate,
+            gate_bias=gate_bias,
+            offsets=np.concatenate([[0], np.cumsum(layer.expert_sizes)]),
+            classes=layer.class_of_row.numpy().astype(np.int32),
+            n_classes=layer.n_classes,
+            head=np.ascontiguousarray(head),
+            head_bias=head_bias,
+            rest=layer.rest.numpy(),
+            contract=None if calibration is None else calibrate(layer, calibration),
+            training=TrainingFacts(**facts),
+            labels=read_labels(run, labels),
+            samples=samples_of(hidden),
+        )
+        check_parity(layer, Engine(written), hidden)
+        unchecked.rename(destination)
+    return _moved(written, destination)
+
+
+@contextmanager
+def unchecked_folder(destination: Path) -> Iterator[Path]:
+    """Where a bundle is written and checked, under a name that no server reads as a version."""
+    unchecked = destination.with_name(f".{destination.name}.unchecked")
+    shutil.rmtree(unchecked, ignore_errors=True)
+    try:
+        yield unchecked
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
-    return _moved(written, destination)
+
+
+def samples_of(hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Some rows to try the model with."""
+    return hidden[np.linspace(0, len(hidden) - 1, min(N_SAMPLES, len(hidden)), dtype=int)]
 
 
 def _check_head(head: Head, n_classes: int, hidden_size: int) -> None:

@@ -6,13 +6,17 @@ B query rows, D hidden, K experts, N classes, R weight rows of all experts, V we
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainer.layer import losses
 from trainer.layer.bias import with_one
+from trainer.layer.compiled_answers import CompiledAnswers
+
+if TYPE_CHECKING:
+    from service.engine import Engine
 
 SMALLEST_GATE = torch.finfo(torch.float32).tiny
 SEARCHED_AT_ONCE = 2**24  # scores over all classes that are in memory together
@@ -86,6 +90,7 @@ class DSSoftmax(nn.Module):
         self.n_experts = n_experts
         self.gate_noise = gate_noise
         self.biased = biased
+        self._compiled: CompiledAnswers | None = None
         keys = torch.arange(n_experts * n_classes) if keys is None else keys
         self.register_buffer("keys", keys)  # [R]
         columns = in_features + biased
@@ -100,6 +105,14 @@ class DSSoftmax(nn.Module):
         from trainer.layer.from_bundle import layer_from_bundle
 
         return layer_from_bundle(Path(path))
+
+    def answer_by(self, engine: "Engine") -> None:
+        """Has `topk` answered by the engine of the layer's bundle until a weight changes."""
+        self._compiled = CompiledAnswers(engine, self)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy has weights of its own, and an engine cannot be saved.
+        return self.__dict__ | {"_compiled": None}
 
     def reset_parameters(self) -> None:
         bound = self.in_features**-0.5
@@ -321,6 +334,9 @@ class DSSoftmax(nn.Module):
 
     def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
         """The k most probable classes of each row, searched in its `experts` best experts."""
+        compiled = self._compiled
+        if compiled is not None and compiled.answers_for(self, hidden):
+            return TopK(*compiled.topk(hidden, k, experts))
         best = self.searched(hidden, k, experts)
         log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
         return TopK(classes[:, :k], log_probs[:, :k])

@@ -20,8 +20,11 @@ from torch import Tensor, nn
 
 from service import bundle
 from service.bundle import Bundle, graphs
+from service.bundle.manifest import read_manifest
+from service.engine import Engine
 from service.errors import DSSError
 from trainer.layer import DSSoftmax
+from trainer.layer.head_softmax import HeadSoftmax
 
 Constants = Mapping[str, NDArray[Any]]  # of a graph, by name
 
@@ -31,8 +34,31 @@ class ApproximationFixed(DSSError):
 
 
 def layer_from_bundle(path: Path) -> DSSoftmax:
-    """The layer that a bundle was exported from, with approximated experts as they are served."""
-    made = bundle.read(path)
+    """The layer that a bundle was exported from, with approximated experts as they are served.
+
+    As long as its weights are as they were loaded, `topk` is answered by the compiled engine.
+    """
+    made = bundle.read(path, head=read_manifest(path).objective == "fidelity")
+    layer = _head_softmax(made) if made.shared is not None else _learned_layer(made)
+    layer.answer_by(Engine(made))
+    return layer.eval()
+
+
+def _head_softmax(made: Bundle) -> HeadSoftmax:
+    """Of a bundle whose experts have the head's own rows, which are not copied."""
+    rows, rest = made.shared, made.rest
+    assert rows is not None and rest is not None  # noqa: S101
+    gate = graphs.constants(made.gate_model)
+    biased = rows.bias is not None or "bias" in gate
+    head = torch.from_numpy(rows.weights)
+    if biased:
+        bias = np.zeros(len(rows.weights), np.float32) if rows.bias is None else rows.bias
+        head = torch.cat([head, torch.tensor(bias)[:, None]], dim=1)
+    matrix = _matrix(gate["U"], gate, biased)
+    return HeadSoftmax(head, matrix, _keys(made), torch.tensor(rest), biased=biased)
+
+
+def _learned_layer(made: Bundle) -> DSSoftmax:
     manifest = made.manifest
     gate = graphs.constants(made.gate_model)
     experts = [{} if model is None else graphs.constants(model) for model in made.expert_models]
@@ -46,7 +72,7 @@ def layer_from_bundle(path: Path) -> DSSoftmax:
     layer.gate.data = _matrix(gate["U"], gate, biased)
     for number, expert in enumerate(layer.experts):
         expert.data = _matrix(made.expert_weight(number), experts[number], biased)
-    return layer.eval()
+    return layer
 
 
 def _keys(made: Bundle) -> Tensor:
