@@ -32,6 +32,7 @@ BLOCKS = 32  # of neighbouring rows, by turns for fitting and for calibrating
 LARGEST_FEATURE, LARGEST_GAP = 30.0, 20.0
 STRENGTH = 1.0  # of the regression's weights, as scikit-learn's C
 LEAST_ROWS = 200
+ROUNDING = 1e-9
 
 Floats = NDArray[np.float64]
 
@@ -88,7 +89,7 @@ def threshold(difficulty: Floats, loss: Floats, recall: float) -> float | None:
     (sum of their losses + 1) / (M + 1) is then at most 1 - recall.
     """
     order = np.argsort(difficulty, kind="stable")
-    allowed = (1.0 - recall) * (len(loss) + 1) - 1.0
+    allowed = (1.0 - recall) * (len(loss) + 1) - 1.0 + ROUNDING
     if allowed < 0.0:
         return None
     missed = np.cumsum(loss[order])
@@ -106,7 +107,7 @@ def threshold(difficulty: Floats, loss: Floats, recall: float) -> float | None:
 
 def rows_needed(recall: float) -> int:
     """Calibration rows without which only an exact scan keeps a promise; half of all held-out."""
-    return int(np.ceil(1.0 / (1.0 - recall)) - 1)
+    return int(np.ceil(1.0 / (1.0 - recall) - ROUNDING) - 1)
 
 
 def _fit(found: Searched, fitted: NDArray[np.bool_], n_experts: int) -> tuple[Floats, Floats]:

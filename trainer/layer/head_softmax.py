@@ -54,6 +54,13 @@ class HeadSoftmax(DSSoftmax):
     def weight(self) -> Tensor:
         return self.head[self.class_of_row]  # [R,D]
 
+    @property
+    def held(self) -> Tensor:
+        """Which classes each expert holds, [K,N]."""
+        held = torch.zeros(self.n_experts * self.n_classes, dtype=torch.bool)
+        held[self.keys] = True
+        return held.view(self.n_experts, self.n_classes)
+
     def classes_of(self, expert: int) -> Tensor:
         """The classes [V] that an expert holds, ascending."""
         bounds = torch.tensor([expert, expert + 1]) * self.n_classes

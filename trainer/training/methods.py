@@ -9,10 +9,10 @@ A layer for fidelity has a method of its own, "fidelity".
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from service.errors import DSSError
 from trainer.layer import DSSoftmax
 from trainer.training import dense, mitosis, warm_start
 from trainer.training.config import VectorsConfig
+from trainer.training.fidelity import method as fidelity
 from trainer.training.loop import Data
 from trainer.training.problem import Learned, Problem
 
@@ -56,18 +56,9 @@ METHODS = {
     ),
     "mitosis": Method(mitosis.start, mitosis.learn, within_budget=False),
     "dense": Method(dense.start, dense.learn, within_budget=False),
+    "fidelity": Method(fidelity.start, fidelity.learn, within_budget=True),
 }
 
 
-class ObjectiveMissing(DSSError):
-    pass
-
-
 def method_of(config: VectorsConfig) -> Method:
-    name = config.method if config.objective == "accuracy" else config.objective
-    if name not in METHODS:
-        raise ObjectiveMissing(
-            "This version cannot learn for fidelity; give --objective accuracy to learn from labels"
-            " and head."
-        )
-    return METHODS[name]
+    return METHODS[config.method if config.objective == "accuracy" else config.objective]

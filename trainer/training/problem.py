@@ -21,6 +21,7 @@ from trainer.training.answer_gains import Gains, head_gains
 from trainer.training.best_epoch import BestEpoch
 from trainer.training.checkpoints import Progress
 from trainer.training.config import VectorsConfig
+from trainer.training.fidelity.teacher import Answers, taught_answers
 from trainer.training.head_answers import HeadAnswers, head_answers
 from trainer.training.loop import Data, train
 
@@ -79,6 +80,17 @@ class Problem:
         """What the full softmax's first classes are worth for the sampled rows: [S,10]."""
         with self.clock.phase("teacher"):
             return head_gains(self.head, self.hidden)
+
+    @cached_property
+    def _answers(self) -> dict[int, Answers]:
+        return {}
+
+    def answers(self, count: int) -> Answers:
+        """The head's first so many answers to the sampled rows."""
+        if count not in self._answers:
+            with self.clock.phase("teacher"):
+                self._answers[count] = taught_answers(self.head, self.hidden, count)
+        return self._answers[count]
 
 
 @dataclass(frozen=True)

@@ -193,14 +193,17 @@ def problem_demand(gate: Tensor, problem: Problem) -> Demand:
     return demand(gate, problem.hidden, problem.sampled_gains, problem.inputs, problem.labels)
 
 
-def select(wanted: Demand, mean_rows: float, *, keep_one: bool) -> Tensor:
+def select(
+    wanted: Demand, mean_rows: float, *, keep_one: bool, fallback: Tensor | None = None
+) -> Tensor:
     """Which classes each expert holds, [K,N] bool: the most wanted ones that the budget allows.
 
     A class in expert k adds u_k to the mean number of classes scored, so pairs are taken in the
     order of their gain per query row of the expert.
     """
     share = wanted.share  # [K,N]
-    fallback = fallback_experts(wanted, COPIES * mean_rows) if keep_one else None
+    if keep_one and fallback is None:
+        fallback = fallback_experts(wanted, COPIES * mean_rows)
 
     def held_above(threshold: float) -> Tensor:
         held = share > threshold

@@ -3,17 +3,7 @@
 import pytest
 import torch
 
-from trainer.training.fidelity.teacher import BLOCK, head_answers, largest
-
-
-@pytest.mark.parametrize("n", [1, 7, BLOCK, 40 * BLOCK, 40 * BLOCK + 13])
-def test_the_largest_are_those_of_a_sort(n: int) -> None:
-    scores = torch.randn(9, n, generator=torch.Generator().manual_seed(n))
-    count = min(n, 9)
-    values, places = largest(scores, count)
-    expected = scores.sort(dim=1, descending=True)
-    assert torch.equal(values, expected.values[:, :count])
-    assert torch.equal(places, expected.indices[:, :count])
+from trainer.training.fidelity.teacher import taught_answers
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -22,8 +12,9 @@ def test_answers_are_those_of_the_full_softmax(biased: bool) -> None:
     hidden = torch.randn(1500, 5, generator=generator)
     head = torch.randn(700, 5 + biased, generator=generator)
     scores = hidden @ head[:, :5].T + (head[:, 5] if biased else 0.0)
-    found = head_answers(hidden, head, 3)
+    found = taught_answers(head, hidden, 3)
     assert found.classes.dtype == torch.int32 and len(found) == 1500
     assert torch.equal(found.classes.long(), scores.topk(3).indices)
     torch.testing.assert_close(found.logsumexp, scores.logsumexp(dim=1))
-    assert head_answers(hidden[:2], head[:2], 3).classes.shape == (2, 2)
+    assert torch.equal(found.first(1).scores[:, 0], scores.amax(dim=1))
+    assert taught_answers(head[:2], hidden[:2], 3).classes.shape == (2, 2)

@@ -17,18 +17,21 @@ from trainer.layer.bias import with_one
 DIRECTIONS = 32  # in which an expert's query rows vary most; what is left is taken as independent
 CLASSES_AT_ONCE = 65_536
 LEAST_ROWS = 2
+NONE = -1e6
 
 
 @torch.no_grad()
-def chances(hidden: Tensor, expert: Tensor, last: Tensor, head: Tensor, n_experts: int) -> Tensor:
-    """The chance [K,N] that a class of the head [N,D] scores above a row's last answer.
+def log_chances(
+    hidden: Tensor, expert: Tensor, last: Tensor, head: Tensor, n_experts: int
+) -> Tensor:
+    """The log of the chance [K,N] that a class of the head [N,D] scores above a row's last answer.
 
     Rows [S,D] of an expert [S] are taken as normally distributed, together with the score [S] of
-    their last answer that counts. An expert without rows has no chances.
+    their last answer that counts. An expert without rows gives no class a chance.
     """
     if head.shape[1] > hidden.shape[1]:
         hidden = with_one(hidden)
-    found = torch.zeros(n_experts, len(head))
+    found = torch.full((n_experts, len(head)), NONE)
     for number in range(n_experts):
         rows = (expert == number).nonzero()[:, 0]
         if len(rows) < LEAST_ROWS:
@@ -48,5 +51,5 @@ def chances(hidden: Tensor, expert: Tensor, last: Tensor, head: Tensor, n_expert
             variance += weight.square() @ left - 2 * (weight @ with_last) + t.square().mean()
             margin = weight @ mean - level
             score = margin / variance.clamp_min(1e-12).sqrt()
-            found[number, part] = torch.special.ndtr(score)
+            found[number, part] = torch.special.log_ndtr(score).clamp_min(NONE)
     return found

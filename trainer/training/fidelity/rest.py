@@ -11,8 +11,8 @@ from service.terminal import progress
 from trainer.data.arrays import chunks
 from trainer.layer.bias import logits
 from trainer.layer.head_softmax import HeadSoftmax, split_by_expert
-from trainer.training.fidelity.teacher import SCORES_AT_ONCE
 
+SCORES_AT_ONCE = 2**22
 SMALLEST_SHARE = 1e-6  # of the probability outside that is told from none
 RIDGE = 1e-3  # of the slope that all experts share, relative to the rows' weight
 OWN_ROWS = 1.0  # times D: so many rows of an expert weigh as much as what all experts share
@@ -48,9 +48,7 @@ def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor) -> Tensor:
     return rest
 
 
-def log_outside(
-    layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, expert: Tensor
-) -> Tensor:
+def log_outside(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, expert: Tensor) -> Tensor:
     """The log of the sum of e^score over the classes outside each row's expert, [S]."""
     found = torch.empty_like(logsumexp)
     for number, classes in enumerate(split_by_expert(layer)):
