@@ -127,7 +127,7 @@ def add_up(
     width: int,
     begin: int,  # in the lists
     end: int,
-    stop: int,  # where the list ends
+    stop: int,  # where the list ends, if its rows are scattered; those of all classes are not
     sums: NDArray[np.int32],  # [CHUNK+3] to fill in
 ) -> None:
     """Of the products of x with the rows of some classes of a list."""

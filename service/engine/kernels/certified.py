@@ -205,10 +205,11 @@ def search_together(
         scan.heaps[t, :] = np.inf if known else -np.inf
         scan.shifts[t] = scan.thresholds[t]
         scan.counts[t], scan.sums[t] = 0, 0.0
+    scattered = stop if which + 2 < lists.offsets.shape[0] else 0
     for first in range(begin, stop, TILE):
         for t in range(group.shape[0]):
             last = min(first + TILE, stop)
-            scan_tile(lists, hidden, rows, group[t], t, first, last, stop, best, scan)
+            scan_tile(lists, hidden, rows, group[t], t, first, last, scattered, best, scan)
     for t in range(group.shape[0]):
         score_candidates(lists, hidden[group[t]], rows, group[t], t, best, scan)
         logsumexps[group[t]] = scan.shifts[t] + np.log(scan.sums[t])
