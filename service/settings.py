@@ -157,6 +157,9 @@ class RepositorySettings(BaseModel):
     keep_versions: NonNegativeInt = 2
     # Refuse a version, until there is room, that needs more memory than is left to load it.
     check_memory: bool = True
+    # Read the output layers that accuracy bundles ship, for exact answers; false saves memory.
+    # Fidelity bundles answer from theirs in any case.
+    load_heads: bool = True
 
 
 class Key(BaseModel):

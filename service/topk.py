@@ -20,7 +20,7 @@ NO_CLASS = -1  # in place of a class id where an expert holds fewer than k class
 
 
 class Mode(NamedTuple):
-    """What an answer must be, beyond what the gate's best experts hold. At most one is asked for."""
+    """What an answer must be, beyond what the gate's best experts hold; at most one is asked."""
 
     exact: bool = False  # the head's own k best, proven
     recall: float | None = None  # a promise, in (0, 1]: rows that may miss it are answered exactly

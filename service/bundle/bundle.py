@@ -1,6 +1,6 @@
 """A bundle in memory: a gate and pruned experts.
 
-D hidden, K experts, V classes of one expert, R classes of all experts, S samples.
+N classes, D hidden, K experts, V classes of one expert, R classes of all experts, S samples.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import graphs
+from service.bundle.head_rows import HeadRows
 from service.bundle.manifest import Manifest
 from service.bundle.quantisation import RESCORED_AT_LEAST
 
@@ -33,7 +34,14 @@ class Bundle:
     # other: [D,V], or [V,D] if candidates' rows are gathered from it.
     weights: NDArray[np.floating[Any]] | None = None  # [R D] float32, or float16
     quantised: NDArray[np.int8] | None = None  # [R D] always [V,D] by [V,D]
-    head: "Bundle | None" = None  # the full softmax as a layer of one expert, if `read` was told to
+    head: "Bundle | None" = None  # the full softmax as a layer of one expert, if it was read
+    rows: HeadRows | None = None  # the full softmax's rows, if it was read and has them by row
+    rest: NDArray[np.float32] | None = None  # [K,D+1] of a fidelity bundle: see models/FORMAT.md
+
+    @property
+    def shared(self) -> HeadRows | None:
+        """What the experts of a fidelity bundle gather their rows from."""
+        return self.rows if self.manifest.objective == "fidelity" else None
 
     @property
     def expert_costs(self) -> tuple[float, ...]:
@@ -58,6 +66,8 @@ class Bundle:
         model = self.expert_models[expert]
         if model is None:
             return np.empty((0, self.manifest.hidden_size), np.float32)
+        if self.shared is not None:
+            return self.shared.weights[self.expert_classes(expert)]
         if self.weights is None:
             return graphs.constants(model)["W"].astype(np.float32)
         matrix = self.external(expert)["W"].astype(np.float32)
@@ -75,6 +85,8 @@ class Bundle:
 
     def external(self, expert: int) -> dict[str, NDArray[Any]]:
         """The arrays that an expert's graph keeps outside itself, by name."""
+        if self.shared is not None:
+            return {"W": self.shared.weights}
         hidden_size = self.manifest.hidden_size
         size = self.manifest.expert_sizes[expert]
         held = slice(self.offsets[expert] * hidden_size, self.offsets[expert + 1] * hidden_size)

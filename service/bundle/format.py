@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from service.bundle import graphs
+from service.topk import Objective as Objective
 
 FORMAT_VERSION = 2
 HEAD_VERSION = 3  # the first that may hold a head
@@ -26,7 +27,6 @@ HEAD_GRAPH, HEAD_WEIGHTS = f"{HEAD}/{HEAD_FILE}", f"{HEAD}/{WEIGHTS}"
 ROW_FILES = (HEAD_FILE, WEIGHTS, QUANTISED, SCALES)
 REST = "index/rest.npy"  # of a fidelity bundle
 
-Objective = Literal["accuracy", "fidelity"]
 Precision = Literal["fp32", "fp16", "int8"]
 # ONNX and numpy types of the matrices in weights.bin.
 STORED: Mapping[Precision, tuple[int, np.dtype[Any]]] = {

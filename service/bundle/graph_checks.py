@@ -26,7 +26,7 @@ from service.bundle.graphs import (
     fixed_constants,
     without_data,
 )
-from service.errors import DSSError, GraphForbidden, GraphMalformed, ShapeWrong
+from service.errors import DSSError, GraphDiffers, GraphForbidden, GraphMalformed, ShapeWrong
 
 NUMPY_TYPES: Mapping[int, np.dtype[Any]] = {
     FLOAT: np.dtype("<f4"),
@@ -44,6 +44,9 @@ class Signature:
     weight: tuple[str, tuple[int, int]]  # rows and columns, if it is within the graph
     external: Mapping[str, External] = field(default_factory=dict)  # the arrays outside the graph
     n_classes: int | None = None  # in all; None for a gate
+    by_row: bool = False  # how a plain expert's matrix outside the graph is stored
+    # What the arrays within must hold, of an expert whose rows are the head's.
+    shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def gate_signature(n_experts: int, hidden_size: int) -> Signature:
@@ -59,6 +62,9 @@ def expert_signature(
     hidden_size: int,
     n_classes: int,
     external: Mapping[str, External] | None = None,
+    *,
+    by_row: bool = False,
+    shared: Mapping[str, NDArray[Any]] | None = None,
 ) -> Signature:
     return Signature(
         inputs={
@@ -70,6 +76,8 @@ def expert_signature(
         weight=("W", (size, hidden_size)),
         external=external or {},
         n_classes=n_classes,
+        by_row=by_row,
+        shared=shared or {},
     )
 
 
@@ -142,6 +150,9 @@ class Graph:
 
     def check_constants(self) -> PreviewSize | None:
         """Refuses other arrays and other nodes than the format has for such a graph."""
+        if self._signature.shared:
+            self._check_shared(self._signature.shared)
+            return None
         weight, shape = self._signature.weight
         biased = "bias" in self._initializers
         previewed = bool({"P", "Q", "candidates"} & self._initializers.keys())
@@ -177,7 +188,21 @@ class Graph:
         if previewed:
             return ExpertForm("svd", biased, absent)
         halves = outside is not None and outside.dtype == FLOAT16
-        return ExpertForm("plain", biased, absent, by_column=outside is not None, halves=halves)
+        by_column = outside is not None and not self._signature.by_row
+        return ExpertForm("plain", biased, absent, by_column=by_column, halves=halves)
+
+    def _check_shared(self, expected: Mapping[str, NDArray[Any]]) -> None:
+        self._check_matrices(previewed=False)
+        for which, value in expected.items():
+            found = self._array(which, value.shape, _onnx_type(value))
+            if not np.array_equal(found, value):
+                raise GraphDiffers(f"{self.name} has another {which} than the index and the head.")
+        form = ExpertForm("shared", "bias" in expected, absent=True)
+        fixed = fixed_constants(form, 0, 0)
+        for which, value in fixed.items():
+            self._check_fixed(which, value)
+        self._check_names({"W", *expected, *fixed}, biased=False)
+        self._check_nodes(expert_nodes(form))
 
     def _check_matrices(self, previewed: bool) -> None:
         """Those that are outside the graph, or else the one within."""
@@ -208,8 +233,7 @@ class Graph:
         return PreviewSize(window, candidates)
 
     def _check_fixed(self, which: str, value: NDArray[Any]) -> None:
-        dtype = next(onnx_type for onnx_type, of in NUMPY_TYPES.items() if of == value.dtype)
-        found = self._array(which, value.shape, dtype)
+        found = self._array(which, value.shape, _onnx_type(value))
         if which == "log_absent":  # may be rounded otherwise
             counted, absent = (
                 float(np.exp(array[0].astype(np.float64))) for array in (found, value)
@@ -255,6 +279,10 @@ class Graph:
                     f"{self.name} computes something else than the format says, "
                     f"from node {place} ({operator}) on."
                 )
+
+
+def _onnx_type(array: NDArray[Any]) -> int:
+    return next(onnx_type for onnx_type, of in NUMPY_TYPES.items() if of == array.dtype)
 
 
 def _computed(node: onnx.NodeProto) -> tuple[object, ...]:

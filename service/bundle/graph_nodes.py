@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 Nodes = tuple[onnx.NodeProto, ...]
-Kind = Literal["plain", "svd", "int8"]
+Kind = Literal["plain", "svd", "int8", "shared"]
 
 
 class ExpertForm(NamedTuple):
@@ -20,7 +20,7 @@ class ExpertForm(NamedTuple):
     kind: Kind
     biased: bool
     absent: bool  # there are classes outside the expert
-    by_column: bool = False  # a plain expert's matrix is [D,V], outside the graph
+    by_column: bool = False  # a plain expert's matrix is [D,V], outside the graph, not [V,D]
     halves: bool = False  # it is float16
 
 
@@ -37,6 +37,8 @@ def gate_nodes(biased: bool) -> Nodes:
 
 @cache
 def expert_nodes(form: ExpertForm) -> Nodes:
+    if form.kind == "shared":
+        return tuple(_shared(form))
     if form.kind == "plain":
         scored = _plain(form)
     elif form.kind == "svd":
@@ -55,6 +57,21 @@ def _plain(form: ExpertForm) -> list[onnx.NodeProto]:
         _product("hidden", matrix, "logits", form.biased, by_column=form.by_column),
         helper.make_node("Mul", ["logits", "gate"], ["scores"]),
         helper.make_node("TopK", ["scores", "k"], ["score", "position"], axis=1),
+    ]
+
+
+def _shared(form: ExpertForm) -> list[onnx.NodeProto]:
+    """All of an expert whose rows are gathered from the head's."""
+    return [
+        helper.make_node("Gather", ["W", "classes"], ["rows"], axis=0),  # [V,D]
+        _product("hidden", "rows", "scores", form.biased),
+        helper.make_node("TopK", ["scores", "k"], ["score", "position"], axis=1),
+        helper.make_node("ReduceLogSumExp", ["scores"], ["present"], axes=[1]),
+        helper.make_node("Mul", ["hidden", "rest"], ["rest_products"]),
+        helper.make_node("ReduceSum", ["rest_products", "row_axis"], ["rest_sum"]),  # [B,1]
+        helper.make_node("Add", ["rest_sum", "rest_bias"], ["absent"]),
+        helper.make_node("Concat", ["present", "absent"], ["both"], axis=1),
+        helper.make_node("ReduceLogSumExp", ["both"], ["logsumexp"], axes=[1]),
     ]
 
 

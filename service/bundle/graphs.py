@@ -100,6 +100,37 @@ def expert_graph(weight: Matrix, n_classes: int, bias: NDArray[np.float32] | Non
     return _serialize_expert(form, (size, hidden_size), n_classes, {"W": weight} | _bias(bias))
 
 
+def head_graph(weight: External, bias: NDArray[np.float32] | None = None) -> bytes:
+    """As `expert_graph` of all classes, but its matrix outside is stored by row, [N,D]."""
+    form = ExpertForm("plain", biased=bias is not None, absent=False)
+    return _serialize_expert(form, weight.shape, weight.shape[0], {"W": weight} | _bias(bias))
+
+
+def shared_graph(
+    weight: External,  # [N,D]
+    classes: NDArray[np.int64],  # [V]
+    rest: NDArray[np.float32],  # [D+1]
+    bias: NDArray[np.float32] | None = None,  # [V]
+) -> bytes:
+    """An expert that has the head's own rows: hidden, gate and k as in `expert_graph`.
+
+    Scores are W h, whatever the gate. The normaliser is that of the expert's classes and of the
+    others together, for which `rest` is an estimate: the log of their sum is rest . (h, 1).
+    """
+    n_classes, hidden_size = weight.shape
+    constants = {"W": weight, **shared_constants(classes, rest, bias)}
+    form = ExpertForm("shared", biased=bias is not None, absent=True)
+    return _serialize_expert(form, (len(classes), hidden_size), n_classes, constants)
+
+
+def shared_constants(
+    classes: NDArray[np.int64], rest: NDArray[np.float32], bias: NDArray[np.float32] | None
+) -> "dict[str, NDArray[Any]]":
+    """The arrays within such an expert's graph that follow from its index and the head."""
+    found = {"classes": classes, "rest": rest[:-1], "rest_bias": rest[-1:]}
+    return found if bias is None else found | {"bias": bias}
+
+
 def expert_svd_graph(
     weight: Matrix,
     n_classes: int,
@@ -143,6 +174,8 @@ def expert_int8_graph(
 
 def fixed_constants(form: ExpertForm, size: int, n_classes: int) -> dict[str, NDArray[Any]]:
     """The small arrays of an expert's graph that follow from its form and its sizes."""
+    if form.kind == "shared":
+        return {"row_axis": np.array([1], np.int64)}
     found: dict[str, NDArray[Any]] = {}
     if form.kind == "int8":
         found |= {

@@ -14,7 +14,8 @@ from service.errors import ShapeWrong, WeightsNotFinite
 STEPS = 127  # of a row's largest number
 # Of a step, how far a number may be from its whole steps: a half, and what rounding adds.
 FARTHEST = 0.501
-NUMBERS_AT_ONCE = 2**20
+NUMBERS_AT_ONCE = 2**18  # they and what is computed from them stay in the second cache
+WIDEST = 2**20  # so that sums of products with rows of 16 bits fit into 32
 SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
@@ -63,6 +64,8 @@ def measured(
     if not (scales > 0).all():
         raise ShapeWrong(f"{where}/scales.npy holds a step that is not positive.")
     n_classes, width = weights.shape
+    if width > WIDEST:
+        raise ShapeWrong(f"{where}/weights.bin has rows of {width} numbers; {WIDEST} are possible.")
     errors, lengths = np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
     longest = 0.0
     for part in _parts(weights.shape):

@@ -13,26 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import errors
-from service.bundle import graph_checks, graphs, snapshots
+from service.bundle import graph_checks, graphs, head_rows, snapshots
 from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
 from service.bundle.finite import check_finite, first_not_finite
 from service.bundle.format import (
     CLASSES,
+    EXPERTS,
     GATE,
-    HEAD_GRAPH,
+    HEAD,
+    HEAD_FILE,
     HEAD_WEIGHTS,
     LABELS,
     MANIFEST,
     OFFSETS,
     QUANTISED,
     QUANTISED_TYPE,
+    REST,
+    ROW_TYPE,
     SAMPLES,
+    SCALES,
     STORED,
     WEIGHTS,
     expert_file,
 )
 from service.bundle.graphs import External
+from service.bundle.head_rows import HeadRows
 from service.bundle.manifest import FileEntry, Manifest, check_within, read_manifest, sha256
 from service.bundle.snapshots import Snapshot
 
@@ -50,15 +56,15 @@ def read(
     """Reads and verifies a bundle; every way it can be wrong is a BundleError of its own.
 
     No file stays open: changing or deleting the files afterwards changes no answer. A head is as
-    large as all experts or larger, so it is only read with `head=True`. The manifest is given if
-    it was read already.
+    large as all experts or larger, so it is only read with `head=True`, or if the experts share its
+    rows. The manifest is given if it was read already.
     """
     if manifest is None:
         manifest = read_manifest(path)
     wanted = {
         name: entry
         for name, entry in manifest.files.items()
-        if head or name not in (HEAD_GRAPH, HEAD_WEIGHTS)
+        if head or not name.startswith(f"{HEAD}/")
     }
     files = {
         name: _read_file(path, name, entry)
@@ -68,23 +74,27 @@ def read(
     offsets, classes = _read_index(files, manifest)
     gate = graph_checks.gate_signature(manifest.n_experts, manifest.hidden_size)
     graph_checks.check_graph(GATE, files[GATE], gate)
+    head_file = f"{manifest.rows_folder or HEAD}/{HEAD_FILE}"
+    head_model = files.get(head_file)
+    bias = None
+    if head_model is not None:
+        _check_head(head_file, head_model, manifest)
+        bias = graphs.constants(head_model).get("bias")
+    rest = _read_rest(files[REST], manifest) if REST in files else None
     expert_models: list[bytes | None] = []
     previews: list[graphs.PreviewSize | None] = []
     for expert, size in enumerate(manifest.expert_sizes):
         model = files[expert_file(expert)] if size else None
         preview = None
         if model is not None:
-            signature = graph_checks.expert_signature(
-                size,
-                manifest.hidden_size,
-                manifest.n_classes,
-                _external(manifest, int(offsets[expert]), size),
-            )
+            held = classes[offsets[expert] : offsets[expert + 1]]
+            if rest is None:
+                signature = _own_signature(manifest, int(offsets[expert]), size)
+            else:
+                signature = _shared_signature(manifest, held, rest[expert], bias)
             preview = graph_checks.check_graph(expert_file(expert), model, signature)
         expert_models.append(model)
         previews.append(preview)
-    if HEAD_GRAPH in files:
-        _check_head(files[HEAD_GRAPH], manifest)
     # Last, because they are large: nothing is copied of a bundle whose small files are wrong.
     copied = {
         name: _copied_file(path, name, entry, snapshot)
@@ -101,16 +111,24 @@ def read(
         labels=class_labels.decode(files[LABELS], manifest.n_classes) if manifest.labels else None,
         samples=_read_samples(files[SAMPLES], manifest) if manifest.samples else None,
         previews=tuple(previews),
-        weights=_numbers(copied, f"experts/{WEIGHTS}", STORED[manifest.precision][1]),
-        quantised=_numbers(copied, f"experts/{QUANTISED}", QUANTISED_TYPE),
+        rest=rest,
     )
-    _check_weights(made)
-    if HEAD_GRAPH not in files:
+    if rest is None:
+        made = replace(
+            made,
+            weights=_numbers(copied, f"{EXPERTS}/{WEIGHTS}", STORED[manifest.precision][1]),
+            quantised=_numbers(copied, f"{EXPERTS}/{QUANTISED}", QUANTISED_TYPE),
+        )
+        _check_weights(made)
+    if head_model is None:
         return made
+    if manifest.rows_folder is not None:
+        made = replace(made, rows=_read_rows(manifest.rows_folder, files, copied, manifest, bias))
+        return replace(made, head=_head_layer(made, head_model))
     weights = _numbers(copied, HEAD_WEIGHTS, STORED[manifest.precision][1])
     if weights is not None:
         check_finite(HEAD_WEIGHTS, weights)
-    return replace(made, head=_head_layer(made, files[HEAD_GRAPH], weights))
+    return replace(made, head=_head_layer_by_column(made, head_model, weights))
 
 
 def _check_weights(made: Bundle) -> None:
@@ -122,36 +140,73 @@ def _check_weights(made: Bundle) -> None:
         raise errors.WeightsNotFinite(f"W of expert {expert} holds a NaN or an infinity.")
 
 
-def _check_head(graph: bytes, manifest: Manifest) -> None:
+def _read_rows(
+    folder: str,
+    files: dict[str, bytes],
+    copied: dict[str, memoryview],
+    manifest: Manifest,
+    bias: NDArray[np.float32] | None,
+) -> HeadRows:
+    shape = (manifest.n_classes, manifest.hidden_size)
+    weights = np.frombuffer(copied[f"{folder}/{WEIGHTS}"], ROW_TYPE).reshape(shape)
+    quantised = np.frombuffer(copied[f"{folder}/{QUANTISED}"], QUANTISED_TYPE).reshape(shape)
+    name = f"{folder}/{SCALES}"
+    scales = _read_array(name, files[name], np.dtype("<f4"), shape[:1])
+    check_finite(f"{folder}/{WEIGHTS}", weights)
+    return head_rows.measured(folder, weights, quantised, scales, bias)
+
+
+def _read_rest(content: bytes, manifest: Manifest) -> NDArray[np.float32]:
+    shape = (manifest.n_experts, manifest.hidden_size + 1)
+    rest = _read_array(REST, content, np.dtype("<f4"), shape)
+    check_finite(REST, np.ascontiguousarray(rest))
+    return rest
+
+
+# --- signatures --------------------------------------------------------------------------------
+
+
+def _check_head(file: str, graph: bytes, manifest: Manifest) -> None:
     n_classes, hidden_size = manifest.n_classes, manifest.hidden_size
-    dtype, _ = STORED[manifest.precision]
-    outside = {"W": External(WEIGHTS, 0, dtype, (hidden_size, n_classes))}
-    signature = graph_checks.expert_signature(n_classes, hidden_size, n_classes, outside)
-    if graph_checks.check_graph(HEAD_GRAPH, graph, signature) is not None:
-        raise errors.GraphForbidden(f"{HEAD_GRAPH} is approximated; a head must not be.")
+    by_row = manifest.rows_folder is not None
+    if by_row:
+        outside = _head_matrix(manifest)
+    else:
+        dtype, _ = STORED[manifest.precision]
+        outside = {"W": External(WEIGHTS, 0, dtype, (hidden_size, n_classes))}
+    signature = graph_checks.expert_signature(
+        n_classes, hidden_size, n_classes, outside, by_row=by_row
+    )
+    if graph_checks.check_graph(file, graph, signature) is not None:
+        raise errors.GraphForbidden(f"{file} is approximated; a head must not be.")
 
 
-def _head_layer(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bundle:
-    """The full softmax as a bundle of one expert, whose gate value is always 1."""
-    manifest = made.manifest
-    one = manifest.model_copy(
-        update={
-            "n_experts": 1,
-            "expert_sizes": [manifest.n_classes],
-            "precision": "fp16" if manifest.precision == "fp16" else "fp32",
-        }
+def _own_signature(manifest: Manifest, first: int, size: int) -> graph_checks.Signature:
+    """Of an expert with rows of its own, whose classes begin at `first`."""
+    outside = _external(manifest, first, size)
+    return graph_checks.expert_signature(size, manifest.hidden_size, manifest.n_classes, outside)
+
+
+def _shared_signature(
+    manifest: Manifest,
+    held: NDArray[np.int32],  # [V]
+    rest: NDArray[np.float32],  # [D+1]
+    bias: NDArray[np.float32] | None,  # [N]
+) -> graph_checks.Signature:
+    """Of an expert that gathers its rows from the head's."""
+    added = None if bias is None else bias[held]
+    return graph_checks.expert_signature(
+        manifest.n_classes,
+        manifest.hidden_size,
+        manifest.n_classes,
+        _head_matrix(manifest),
+        shared=graphs.shared_constants(held.astype("<i8"), rest, added),
     )
-    return replace(
-        made,
-        manifest=one,
-        gate_model=graphs.gate_graph(np.zeros((1, manifest.hidden_size), np.float32)),
-        expert_models=(graph,),
-        offsets=np.array([0, manifest.n_classes]),
-        classes=np.arange(manifest.n_classes, dtype=np.int32),
-        previews=(None,),
-        weights=weights,
-        quantised=None,
-    )
+
+
+def _head_matrix(manifest: Manifest) -> dict[str, External]:
+    shape = (manifest.n_classes, manifest.hidden_size)
+    return {"W": External(WEIGHTS, 0, graphs.FLOAT, shape)}
 
 
 def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
@@ -168,6 +223,41 @@ def _external(manifest: Manifest, first: int, size: int) -> dict[str, External]:
         "W": External(WEIGHTS, at * stored.itemsize, dtype, shape),
         "W8": External(QUANTISED, at, graphs.INT8, shape),
     }
+
+
+# --- the head as a layer -----------------------------------------------------------------------
+
+
+def _head_layer(made: Bundle, graph: bytes) -> Bundle:
+    """The full softmax as a fidelity bundle of one expert, which holds all classes."""
+    hidden_size = made.manifest.hidden_size
+    one = _one_expert(made, graph, {"objective": "fidelity", "precision": "int8"})
+    return replace(one, rest=np.zeros((1, hidden_size + 1), np.float32))
+
+
+def _head_layer_by_column(made: Bundle, graph: bytes, weights: NDArray[Any] | None) -> Bundle:
+    """The full softmax, of version 3, as a bundle of one expert, whose gate value is always 1."""
+    precision = "fp16" if made.manifest.precision == "fp16" else "fp32"
+    return replace(_one_expert(made, graph, {"precision": precision}), weights=weights)
+
+
+def _one_expert(made: Bundle, graph: bytes, facts: dict[str, Any]) -> Bundle:
+    manifest = made.manifest
+    facts |= {"n_experts": 1, "expert_sizes": [manifest.n_classes], "contract": None}
+    return replace(
+        made,
+        manifest=manifest.model_copy(update=facts),
+        gate_model=graphs.gate_graph(np.zeros((1, manifest.hidden_size), np.float32)),
+        expert_models=(graph,),
+        offsets=np.array([0, manifest.n_classes]),
+        classes=np.arange(manifest.n_classes, dtype=np.int32),
+        previews=(None,),
+        weights=None,
+        quantised=None,
+    )
+
+
+# --- files -------------------------------------------------------------------------------------
 
 
 def _copied_file(folder: Path, name: str, entry: FileEntry, snapshot: Snapshot) -> memoryview:

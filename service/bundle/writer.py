@@ -17,24 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import errors, npy
-from service.bundle import graphs
+from service.bundle import graphs, head_rows
 from service.bundle import labels as class_labels
 from service.bundle.bundle import Bundle
+from service.bundle.contract import Contract
 from service.bundle.finite import check_finite
 from service.bundle.format import (
     CLASSES,
+    EXPERTS,
     FORMAT_VERSION,
     GATE,
-    HEAD_GRAPH,
-    HEAD_VERSION,
-    HEAD_WEIGHTS,
+    HEAD,
+    HEAD_FILE,
     LABELS,
     MANIFEST,
     OFFSETS,
     QUANTISED,
+    REST,
+    ROW_TYPE,
+    ROWS_VERSION,
     SAMPLES,
+    SCALES,
     STORED,
     WEIGHTS,
+    Objective,
     Precision,
     expert_file,
 )
@@ -48,7 +54,7 @@ def write(
     path: Path,
     *,
     gate: NDArray[np.float32],  # [K,D]
-    weight: NDArray[np.float32],  # [R,D] the rows of all experts, one expert after the other
+    weight: NDArray[np.float32] | None = None,  # [R,D] of all experts, one after the other
     offsets: NDArray[np.int64],  # [K+1]
     classes: NDArray[np.int32],  # [R]
     n_classes: int,
@@ -59,20 +65,35 @@ def write(
     bias: NDArray[np.float32] | None = None,  # [R]
     previews: Mapping[int, Preview] | None = None,  # of the experts to approximate
     precision: Precision = "fp32",
-    head: NDArray[np.float32] | None = None,  # [N,D] the full softmax, to compare answers with
+    head: NDArray[np.float32] | None = None,  # [N,D] the full softmax, for exact answers
     head_bias: NDArray[np.float32] | None = None,  # [N]
+    objective: Objective = "accuracy",
+    rest: NDArray[np.float32] | None = None,  # [K,D+1]
+    contract: Contract | None = None,
 ) -> Bundle:
     """Writes a bundle to a folder that must not exist yet, and reads it back verified.
 
+    The experts of a fidelity bundle have the head's own rows: it needs `head` and `rest`, and has
+    no `weight`, `bias`, `previews` or choice of a precision.
     Files go to a temporary folder beside it that is renamed when complete, so `path` never holds
     half a bundle.
     """
     if path.exists():
         raise errors.BundleExists(f"{path} exists already; a bundle is never overwritten.")
+    faithful = objective == "fidelity"
+    if (
+        faithful != (weight is None)
+        or faithful != (rest is not None)
+        or (faithful and head is None)
+    ):
+        raise ValueError("A fidelity bundle has head and rest, an accuracy bundle has weight.")
+    if faithful and (previews or bias is not None):
+        raise ValueError("The experts of a fidelity bundle have the head's rows and its bias.")
     if previews and precision != "fp32":
         raise errors.PrecisionUnsuitable("Experts approximated by SVD are stored as fp32 only.")
     given = {"gate": gate, "gate_bias": gate_bias, "weight": weight, "bias": bias}
-    for name, numbers in (given | {"head": head, "head_bias": head_bias}).items():
+    given |= {"head": head, "head_bias": head_bias, "rest": rest}
+    for name, numbers in given.items():
         if numbers is not None:
             check_finite(f"The array {name}", np.ascontiguousarray(numbers))
     n_experts, hidden_size = gate.shape
@@ -82,17 +103,22 @@ def write(
         OFFSETS: npy.write(offsets),
         CLASSES: npy.write(classes),
     }
-    files |= _expert_files(
-        weight, offsets, n_classes, _float32(bias), dict(previews or {}), precision
-    )
     if head is not None:
-        files |= _head_files(head, _float32(head_bias), precision)
+        files |= _head_files(EXPERTS if faithful else HEAD, head, _float32(head_bias))
+    if weight is not None:
+        files |= _expert_files(
+            weight, offsets, n_classes, _float32(bias), dict(previews or {}), precision
+        )
+    elif head is not None and rest is not None:
+        rest = rest.astype("<f4")
+        files |= _shared_files(offsets, classes, head.shape, _float32(head_bias), rest)
+        precision = "int8"
     if labels is not None:
         files[LABELS] = class_labels.encode(labels, n_classes)
     if samples is not None and len(samples):
         files[SAMPLES] = npy.write(samples.astype("<f4"))
     manifest = Manifest(
-        format_version=FORMAT_VERSION if head is None else HEAD_VERSION,
+        format_version=FORMAT_VERSION if head is None else ROWS_VERSION,
         precision=precision,
         checksum=NO_CHECKSUM,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -105,6 +131,8 @@ def write(
         samples=0 if samples is None else len(samples),
         training=training,
         head=head is not None,
+        objective=objective,
+        contract=contract,
         files={
             name: FileEntry(sha256=sha256(content), bytes=memoryview(content).nbytes)
             for name, content in sorted(files.items())
@@ -116,8 +144,9 @@ def write(
 
 
 def _manifest_bytes(manifest: Manifest) -> bytes:
-    # Earlier releases read version 2, and know no head.
-    unknown = None if manifest.head else {"head"}
+    # Earlier releases read version 2, and know none of these.
+    unknown = set() if manifest.head else {"head", "objective"}
+    unknown |= {"contract"} if manifest.contract is None else set()
     content = manifest.model_dump_json(indent=2, exclude=unknown).encode() + b"\n"
     stated = f'"checksum": "{NO_CHECKSUM}"'.encode()
     return content.replace(stated, f'"checksum": "{sha256(content)}"'.encode())
@@ -170,19 +199,42 @@ def _expert_files(
 
 
 def _head_files(
+    folder: str,
     weight: NDArray[np.float32],  # [N,D]
     bias: NDArray[np.float32] | None,  # [N]
-    precision: Precision,
 ) -> dict[str, bytes | memoryview]:
-    """The graph and the matrix of the full softmax, an expert that holds every class."""
-    dtype, stored = STORED[precision]
-    n_classes, hidden_size = weight.shape
-    outside = External(WEIGHTS, 0, dtype, (hidden_size, n_classes))
-    numbers = np.ascontiguousarray(_stored(weight.astype(np.float32).T, stored)).ravel()
+    """The full softmax: its graph, and its rows as they are and in whole steps."""
+    rows = np.ascontiguousarray(weight, ROW_TYPE)
+    quantised, scales = head_rows.quantise(rows)
     return {
-        HEAD_GRAPH: graphs.expert_graph(outside, n_classes, bias),
-        HEAD_WEIGHTS: numbers.data.cast("B"),
+        f"{folder}/{HEAD_FILE}": graphs.head_graph(_head_matrix(rows.shape), bias),
+        f"{folder}/{WEIGHTS}": rows.ravel().data.cast("B"),
+        f"{folder}/{QUANTISED}": quantised.ravel().data.cast("B"),
+        f"{folder}/{SCALES}": npy.write(scales.astype("<f4")),
     }
+
+
+def _shared_files(
+    offsets: NDArray[np.int64],
+    classes: NDArray[np.int32],
+    shape: tuple[int, ...],  # N, D
+    bias: NDArray[np.float32] | None,  # [N]
+    rest: NDArray[np.float32],  # [K,D+1]
+) -> dict[str, bytes | memoryview]:
+    """The graphs of experts that gather the head's rows, and their estimates of other classes."""
+    files: dict[str, bytes | memoryview] = {REST: npy.write(rest)}
+    for expert, (first, end) in enumerate(pairwise(offsets.tolist())):
+        if first < end:
+            held = classes[first:end].astype(np.int64)
+            added = None if bias is None else bias[held]
+            graph = graphs.shared_graph(_head_matrix(shape), held, rest[expert], added)
+            files[expert_file(expert)] = graph
+    return files
+
+
+def _head_matrix(shape: tuple[int, ...]) -> External:
+    n_classes, hidden_size = shape
+    return External(WEIGHTS, 0, graphs.FLOAT, (n_classes, hidden_size))
 
 
 def _stored(matrix: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:

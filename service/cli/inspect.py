@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from service.bundle import Bundle, flops_speedup
+from service.bundle.contract import Contract
 from service.terminal import console
 from service.terminal.text import printable
 
@@ -25,6 +26,9 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "hidden_size": manifest.hidden_size,
         "labels": manifest.labels,
         "head": manifest.head,
+        "objective": manifest.objective,
+        "exact": manifest.rows_folder is not None,
+        "contract": None if manifest.contract is None else _contract(manifest.contract),
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
         # Worked out from what the graphs compute, not copied from what the manifest says.
         "flops_speedup": flops_speedup(manifest.n_classes, costs, utilization),
@@ -43,6 +47,16 @@ def describe(bundle: Bundle) -> dict[str, Any]:
             )
         ],
     }
+
+
+def _contract(contract: Contract) -> dict[str, Any]:
+    """What may be promised, and with how many rows that was found out."""
+    kept = [
+        level
+        for place, level in enumerate(contract.levels)
+        if any(thresholds[place] is not None for thresholds in contract.thresholds)
+    ]
+    return {"rows": contract.rows, "ks": contract.ks, "levels": contract.levels, "sparse": kept}
 
 
 def table(facts: dict[str, Any]) -> str:
@@ -94,6 +108,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("classes", f"{facts['classes']:,}" + (" with labels" if facts["labels"] else "")),
         ("hidden size", f"{facts['hidden_size']:,}"),
+        *(
+            [("objective", "fidelity: the head's own rows")]
+            if facts["objective"] == "fidelity"
+            else []
+        ),
         (
             "experts",
             f"{len(facts['experts']):,}"
@@ -106,10 +125,21 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("", f"{number:,} classes in {count} {'expert' if count == '1' else 'experts'}")
             for count, number in facts["copies"].items()
         ),
-        *([("head", "shipped, to compare answers with")] if facts["head"] else []),
+        *([("head", _head(facts))] if facts["head"] else []),
+        *([("contract", _promises(facts["contract"]))] if facts["contract"] else []),
         ("size", f"{facts['bytes']:,} bytes"),
         ("created", f"{printable(facts['created'])}, format {facts['format_version']}"),
     ]
+
+
+def _head(facts: dict[str, Any]) -> str:
+    return "shipped, for exact answers" if facts["exact"] else "shipped, to compare answers with"
+
+
+def _promises(contract: dict[str, Any]) -> str:
+    levels = ", ".join(f"{level:g}" for level in contract["sparse"]) or "exact answers only"
+    ks = ", ".join(f"{k:,}" for k in contract["ks"])
+    return f"recall {levels} at k up to {ks}, calibrated on {contract['rows']:,} rows"
 
 
 def _accuracy(facts: dict[str, Any]) -> str:

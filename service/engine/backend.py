@@ -16,13 +16,16 @@ class Backend(ABC):
     """Safe to call from several threads. A row's answer does not depend on the other rows."""
 
     @abstractmethod
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int) -> TopK:
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int, needed: int | None = None
+    ) -> TopK:
         """The k best classes of rows [B,D], contiguous, in their `experts` best experts.
 
         The best gate value is a row's inverse temperature in whichever expert is searched. To a
         lower-ranked expert's log-probabilities the log of its gate value relative to the best one
         is added. A row whose experts hold fewer than k classes between them goes on to its
-        next-best ones.
+        next-best ones; if only some answers are `needed`, until it has these, and NO_CLASS for the
+        others.
         Raises NotFinite.
         """
 

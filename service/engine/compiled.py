@@ -26,6 +26,8 @@ ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
 
 class CompiledBackend(Backend):
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        if bundle.shared is not None:
+            raise BackendUnsuitable("Experts that share the head's rows are merged by score.")
         if any(preview is not None for preview in bundle.previews):
             raise BackendUnsuitable(
                 "The bundle has approximated experts, which only the onnx backend serves."
@@ -53,11 +55,13 @@ class CompiledBackend(Backend):
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int) -> TopK:
-        n = len(hidden)
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int, needed: int | None = None
+    ) -> TopK:
+        n, needed = len(hidden), needed or k
         ranked, gates = np.empty(n * experts, INT64), np.empty(n * experts, FLOAT32)
         if self._pool is None or n < 2 * ROWS_PER_THREAD:
-            return self._answer(hidden, False, ranked, gates, k)
+            return self._answer(hidden, False, ranked, gates, k, needed)
         gate_nanoseconds = rank_experts(hidden, *self._gate, ranked, gates)
         if gate_nanoseconds < 0:
             raise not_finite(hidden)
@@ -68,6 +72,7 @@ class CompiledBackend(Backend):
             gates.reshape(n, experts),
             gate_nanoseconds * 1e-9,
             k,
+            needed,
         )
 
     def _answer(
@@ -77,12 +82,22 @@ class CompiledBackend(Backend):
         ranked: NDArray[np.int64],  # [B g]
         gates: NDArray[np.float32],  # [B g]
         k: int,
+        needed: int,
     ) -> TopK:
         n, n_experts = len(hidden), self._n_experts
         classes, log_probs = np.empty((n, k), INT64), np.empty((n, k), FLOAT32)
         rows, seconds = np.empty(n_experts, INT64), np.empty(n_experts)
         gate_nanoseconds = self._kernel(
-            self._packed, hidden, is_ranked, ranked, gates, classes, log_probs, seconds, rows
+            self._packed,
+            hidden,
+            is_ranked,
+            ranked,
+            gates,
+            classes,
+            log_probs,
+            needed,
+            seconds,
+            rows,
         )
         if gate_nanoseconds < 0:
             raise not_finite(hidden)
@@ -99,12 +114,13 @@ class CompiledBackend(Backend):
         gates: NDArray[np.float32],  # [B,g]
         gate_seconds: float,
         k: int,
+        needed: int,
     ) -> TopK:
         """Splits a batch into equal parts, one for each thread, in the order of their experts."""
         parts = np.array_split(np.argsort(ranked[:, 0], kind="stable"), self._threads)
         answers = pool.map(
             lambda part: self._answer(
-                hidden[part], True, ranked[part].ravel(), gates[part].ravel(), k
+                hidden[part], True, ranked[part].ravel(), gates[part].ravel(), k, needed
             ),
             parts,
         )

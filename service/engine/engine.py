@@ -1,14 +1,15 @@
 """Top-k answers from a bundle. Knows arrays; knows no HTTP and no asyncio.
 
-B rows, D hidden, K experts, k answers.
+B rows, D hidden, K experts, N classes, k answers, F features.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle
+from service.bundle.contract import Contract
 from service.engine.backend import Backend, not_finite
 from service.engine.kernels.scores import all_finite
 from service.errors import (
@@ -22,11 +23,19 @@ from service.errors import (
     RescoreUnsuitable,
     WrongWidth,
 )
-from service.topk import SPARSE, Mode, Objective, TopK
+from service.topk import RUNGS, SPARSE, Mode, Objective, TopK
+
+if TYPE_CHECKING:
+    from service.engine.fidelity import FidelityBackend
 
 BackendName = Literal["auto", "compiled", "onnx"]
 
 FLOAT32 = np.dtype(np.float32)
+# Of a layer's answers this many for each answer, and not fewer than CANDIDATES_AT_LEAST, are scored
+# again by the head's own rows where that is asked for.
+CANDIDATES_PER_ANSWER = 4
+CANDIDATES_AT_LEAST = 64
+IN_EXPERTS = RUNGS.index("sparse")
 
 
 class Engine:
@@ -39,27 +48,30 @@ class Engine:
         backend: BackendName = "auto",
         cpus: int = 1,
     ) -> None:
-        """Without a number of threads the compiled backend uses one, the onnx backend `cpus`."""
+        """Without a number of threads compiled loops use one, the onnx backend `cpus`."""
         manifest = bundle.manifest
         self.n_classes = manifest.n_classes
         self.hidden_size = manifest.hidden_size
         self.n_experts = manifest.n_experts
         self.expert_sizes = tuple(manifest.expert_sizes)
-        self.n_reachable = len(np.unique(bundle.classes))
         self.objective: Objective = manifest.objective
-        self.contract = manifest.contract
-        self.can_exact = False
+        self.contract: Contract | None = manifest.contract
+        self.can_exact = bundle.rows is not None
+        self._faithful = self.objective == "fidelity"
+        self.n_reachable = self.n_classes if self._faithful else len(np.unique(bundle.classes))
+        self._ships_rows = manifest.rows_folder is not None
         largest_first = np.sort(np.array(self.expert_sizes, np.int64))[::-1]
         # The classes of the g largest experts together.
         self._largest: list[int] = [0, *np.cumsum(largest_first).tolist()]
         self._smallest, self._mean = int(largest_first[-1]), max(1.0, float(largest_first.mean()))
-        self._backend = make_backend(bundle, threads, backend, cpus)
+        self._head = _head_backend(bundle, threads or 1)
+        self._backend = make_backend(bundle, self._head, threads, backend, cpus)
 
     def check(self, hidden: NDArray[Any], k: int, experts: int = 1, mode: Mode = SPARSE) -> None:
         """Raise the QueryError that `topk` would."""
-        plain = self._plain(hidden, k, experts)
         if mode != SPARSE:
-            self._check_mode(experts, mode)
+            self._exact_backend(experts, mode)
+        plain = self._plain(hidden, k, experts, mode)
         if not all_finite(plain):
             raise not_finite(plain)
 
@@ -67,29 +79,73 @@ class Engine:
         """One for each expert in the gate, one for each class that is searched, and one for each
         of the candidates that are merged. Where experts are too small for k classes, further ones
         are searched."""
+        if mode.exact or mode.recall == 1:
+            return self.n_experts + self.n_classes + k
+        if mode.recall is not None:
+            return self.row_scores(k, 1) + self.n_classes
+        if mode.rescore:
+            candidates = self._candidates(k)
+            return self.row_scores(candidates, experts) + candidates
         searched = experts if k <= self._smallest else max(experts, 1 + int(k / self._mean))
         searched = min(max(searched, 1), self.n_experts)
-        return self.n_experts + self._largest[searched] + searched * k
+        classes = self._largest[searched]
+        if self._faithful and (experts == self.n_experts or classes > self.n_classes):
+            classes = self.n_classes  # all are scanned instead
+        return self.n_experts + classes + searched * k
 
     def topk(
         self, hidden: NDArray[np.float32], k: int, experts: int = 1, mode: Mode = SPARSE
     ) -> TopK:
-        """The k most probable classes of each row, searched in its `experts` best experts."""
-        plain = self._plain(hidden, k, experts)
-        if mode != SPARSE:
-            self._check_mode(experts, mode)
-        return self._backend.topk(plain, k, experts)
+        """The k most probable classes of each row, searched in its `experts` best experts, or as
+        the mode says."""
+        if mode == SPARSE:
+            return self._backend.topk(self._plain(hidden, k, experts), k, experts)
+        head = self._exact_backend(experts, mode)
+        plain = self._plain(hidden, k, experts, mode)
+        if mode.rescore:
+            return self._rescored(head, plain, k, experts)
+        rule = None
+        if mode.recall is not None and mode.recall < 1 and self.contract is not None:
+            rule = self.contract.rule(k, mode.recall)
+        return head.exact(plain, k) if rule is None else head.promised(plain, k, rule)
 
-    def _check_mode(self, experts: int, mode: Mode) -> None:
+    def recall_features(
+        self, hidden: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], TopK]:
+        """What a promise of recall at k goes by, for calibrating one: the features [B,F] of each
+        row after its first expert was searched, and that expert's answers.
+
+        A row whose first expert holds fewer than k classes has NaN in place of features and no
+        answer: it is always answered exactly.
+        """
+        head = self._head
+        if head is None or not self._faithful:
+            raise NoHead("Recall is calibrated for fidelity bundles only.")
+        return head.features(self._plain(hidden, k, 1), k)
+
+    def _rescored(
+        self, head: "FidelityBackend", hidden: NDArray[np.float32], k: int, experts: int
+    ) -> TopK:
+        found = self._backend.topk(hidden, self._candidates(k), experts, needed=k)
+        classes, log_probs = head.rescored(hidden, k, found)
+        searched = np.full(len(hidden), experts, np.int64)
+        rungs = np.full(len(hidden), IN_EXPERTS, np.uint8)
+        return found._replace(classes=classes, log_probs=log_probs, searched=searched, rungs=rungs)
+
+    def _candidates(self, k: int) -> int:
+        return min(max(CANDIDATES_PER_ANSWER * k, CANDIDATES_AT_LEAST), self.n_reachable)
+
+    def _exact_backend(self, experts: int, mode: Mode) -> "FidelityBackend":
+        """Checks that the mode can be had."""
         if mode.exact + mode.rescore + (mode.recall is not None) > 1:
             raise ModesConflict("Only one of exact, recall and rescore may be asked for.")
         if experts != 1 and not mode.rescore:
-            raise ModesConflict("experts goes with neither exact nor recall, which choose them.")
+            raise ModesConflict("exact and recall choose experts themselves; leave experts out.")
         if mode.recall is not None and not 0 < mode.recall <= 1:
             raise RecallOutOfRange(
                 f"recall is {mode.recall:g}; a share above 0 and up to 1 is expected."
             )
-        if mode.rescore and self.objective == "fidelity":
+        if mode.rescore and self._faithful:
             raise RescoreUnsuitable(
                 "This model's answers are its head's own already; "
                 "rescore is for layers with learned rows."
@@ -99,13 +155,21 @@ class Engine:
                 "This model has no calibration for recall; "
                 "export it again with calibration rows (dss export --calibrate)."
             )
-        if not self.can_exact:
+        if self._head is None and self._ships_rows:
+            raise NoHead(
+                "This server does not load the model's output layer, so it cannot answer exactly; "
+                "start it with repository.load_heads = true."
+            )
+        if self._head is None:
             raise NoHead(
                 "This model ships no output layer, so it cannot answer exactly; "
                 "export it with --head."
             )
+        return self._head
 
-    def _plain(self, hidden: NDArray[Any], k: int, experts: int) -> NDArray[np.float32]:
+    def _plain(
+        self, hidden: NDArray[Any], k: int, experts: int, mode: Mode = SPARSE
+    ) -> NDArray[np.float32]:
         """Checks shape, k and experts; returns the rows as contiguous float32."""
         if hidden.ndim != 2 or hidden.shape[1] != self.hidden_size:
             raise WrongWidth(
@@ -113,8 +177,9 @@ class Engine:
             )
         if not len(hidden):
             raise EmptyBatch("Inputs hold no row.")
-        if not 1 <= k <= self.n_reachable:
-            raise KOutOfRange(f"k is {k}; this model answers k from 1 to {self.n_reachable}.")
+        reachable = self.n_classes if mode.exact or mode.recall is not None else self.n_reachable
+        if not 1 <= k <= reachable:
+            raise KOutOfRange(f"k is {k}; this model answers k from 1 to {reachable}.")
         if not 1 <= experts <= self.n_experts:
             raise ExpertsOutOfRange(
                 f"experts is {experts}; this model searches from 1 to {self.n_experts}."
@@ -126,13 +191,33 @@ class Engine:
         return hidden
 
 
-def make_backend(bundle: Bundle, threads: int | None, name: BackendName, cpus: int = 1) -> Backend:
+def _head_backend(bundle: Bundle, threads: int) -> "FidelityBackend | None":
+    if bundle.rows is None:
+        return None
+    from service.engine.fidelity import FidelityBackend
+
+    return FidelityBackend(bundle, bundle.rows, threads)
+
+
+def make_backend(
+    bundle: Bundle,
+    head: "FidelityBackend | None",
+    threads: int | None,
+    name: BackendName,
+    cpus: int = 1,
+) -> Backend:
     """By default compiled loops; ONNX Runtime for approximated experts, which only it runs."""
     approximated = any(preview is not None for preview in bundle.previews)
     if name == "onnx" or (name == "auto" and approximated):
+        if bundle.shared is not None and head is not None:
+            from service.engine.shared_sessions import SharedOnnxBackend
+
+            return SharedOnnxBackend(bundle, head, threads or cpus)
         from service.engine.onnx_sessions import OnnxBackend
 
         return OnnxBackend(bundle, threads or cpus)
+    if bundle.shared is not None and head is not None:
+        return head
     from service.engine.compiled import CompiledBackend
 
     return CompiledBackend(bundle, threads or 1)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle, graphs
-from service.bundle.format import GATE, HEAD_GRAPH, expert_file
+from service.bundle.format import GATE, HEAD, HEAD_FILE, expert_file
+from service.bundle.head_rows import HeadRows
 from service.bundle.quantisation import WEIGHT_STEPS
 from service.engine.onnx_sessions import session
 from service.errors import GraphDiffers
@@ -30,12 +31,20 @@ def compare_graphs(bundle: Bundle, rows: Rows) -> None:
     """Raises GraphDiffers for the first graph that is not what the weights say."""
     _compare_gate(bundle, rows)
     for expert, model in enumerate(bundle.expert_models):
-        if model is not None:
+        if model is None:
+            continue
+        if bundle.shared is not None:
+            _compare_shared(bundle, bundle.shared, expert, model, rows)
+        else:
             _compare_expert(bundle, expert, model, rows, expert_file(expert))
     if bundle.head is not None:
         model = bundle.head.expert_models[0]
         assert model is not None  # noqa: S101  it holds all classes
-        _compare_expert(bundle.head, 0, model, rows, HEAD_GRAPH)
+        file = f"{bundle.manifest.rows_folder or HEAD}/{HEAD_FILE}"
+        if bundle.rows is None:
+            _compare_expert(bundle.head, 0, model, rows, file)
+        else:
+            _compare_head(bundle.rows, model, rows, file)
 
 
 def _compare_gate(bundle: Bundle, rows: Rows) -> None:
@@ -61,17 +70,54 @@ def _compare_expert(bundle: Bundle, expert: int, model: bytes, rows: Rows, file:
         weight = arrays["W"][part].T if by_row else arrays["W"][:, part]
         exact[:, part] = rows @ weight.astype(np.float32)
     scores: NDArray[np.float32] = GATE_VALUE * (exact + arrays.get("bias", np.float32(0)))
+    score, position, logsumexp = _run(model, bundle.external(expert), rows, size)
+    _check_close(file, score, np.take_along_axis(scores, position, axis=1))
+    if not {"W8", "Q"} & arrays.keys():  # all classes are scored exactly
+        _check_close(file, score, -np.sort(-scores, axis=1)[:, : score.shape[1]])
+        _check_close(file, logsumexp, _logsumexp(scores, bundle.manifest.n_classes - size))
+
+
+def _compare_head(head: HeadRows, model: bytes, rows: Rows, file: str) -> None:
+    """A full softmax whose matrix is stored by row."""
+    scores = GATE_VALUE * _scores(head, rows, slice(None))
+    score, position, logsumexp = _run(model, {"W": head.weights}, rows, scores.shape[1])
+    _check_close(file, score, np.take_along_axis(scores, position, axis=1))
+    _check_close(file, score, -np.sort(-scores, axis=1)[:, : score.shape[1]])
+    _check_close(file, logsumexp, _logsumexp(scores, 0))
+
+
+def _compare_shared(bundle: Bundle, head: HeadRows, expert: int, model: bytes, rows: Rows) -> None:
+    """An expert that gathers the head's rows; the gate value makes no difference to it."""
+    assert bundle.rest is not None  # noqa: S101  of a fidelity bundle
+    file, rest = expert_file(expert), bundle.rest[expert].astype(np.float64)
+    scores = _scores(head, rows, bundle.expert_classes(expert))
+    score, position, logsumexp = _run(model, {"W": head.weights}, rows, scores.shape[1])
+    _check_close(file, score, np.take_along_axis(scores, position, axis=1))
+    _check_close(file, score, -np.sort(-scores, axis=1)[:, : score.shape[1]])
+    others = (rows @ rest[:-1] + rest[-1])[:, None]
+    all_scores = np.concatenate([scores, others], axis=1)
+    top = all_scores.max(axis=1, keepdims=True)
+    expected = top + np.log(np.exp(all_scores - top).sum(axis=1, keepdims=True))
+    _check_close(file, logsumexp, expected)
+
+
+def _scores(head: HeadRows, rows: Rows, classes: NDArray[np.int32] | slice) -> NDArray[np.float64]:
+    """Of rows with some classes of a head, [R,V]."""
+    chosen = np.arange(len(head.weights))[classes]
+    exact = np.empty((len(rows), len(chosen)))
+    for part in _parts(len(chosen), rows.shape[1]):
+        exact[:, part] = rows @ head.weights[chosen[part]].T
+    return exact if head.bias is None else exact + head.bias[chosen]
+
+
+def _run(model: bytes, outside: Arrays, rows: Rows, size: int) -> list[NDArray[Any]]:
     feeds = {
         "hidden": rows,
         "gate": np.full((len(rows), 1), GATE_VALUE, np.float32),
         "k": np.array([min(size, ANSWERS)]),
     }
-    outside = bundle.external(expert)
-    score, position, logsumexp = session(model, outside, 1).run(None, feeds)
-    _check_close(file, score, np.take_along_axis(scores, position, axis=1))
-    if not {"W8", "Q"} & arrays.keys():  # all classes are scored exactly
-        _check_close(file, score, -np.sort(-scores, axis=1)[:, : score.shape[1]])
-        _check_close(file, logsumexp, _logsumexp(scores, bundle.manifest.n_classes - size))
+    found: list[NDArray[Any]] = session(model, outside, 1).run(None, feeds)
+    return found
 
 
 def _compare_quantised(file: str, arrays: Arrays) -> None:
@@ -95,10 +141,12 @@ def _parts(size: int, hidden_size: int) -> Iterator[slice]:
         yield slice(first, min(size, first + step))
 
 
-def _logsumexp(scores: NDArray[np.float32], absent: int) -> NDArray[np.float64]:
+def _logsumexp(scores: NDArray[np.floating[Any]], absent: int) -> NDArray[np.float64]:
     """[R,1]; an absent class has the score 0."""
     wide = scores.astype(np.float64)
-    largest = np.maximum(wide.max(axis=1, keepdims=True), 0)
+    largest = wide.max(axis=1, keepdims=True)
+    if absent:
+        largest = np.maximum(largest, 0)
     total = np.exp(wide - largest).sum(axis=1, keepdims=True) + absent * np.exp(-largest)
     logsumexp: NDArray[np.float64] = largest + np.log(total)
     return logsumexp

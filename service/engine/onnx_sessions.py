@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from service.bundle import Bundle
 from service.engine.backend import Backend, not_finite
 from service.engine.kernels.scores import all_finite
+from service.errors import BackendUnsuitable
 from service.topk import NO_CLASS, TopK
 
 GATHERED_AT_ONCE = 2**22  # numbers of candidates' rows that an approximated expert gathers: 16 MB
@@ -23,6 +24,8 @@ Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]  # classes and log-pr
 
 class OnnxBackend(Backend):
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        if bundle.shared is not None:
+            raise BackendUnsuitable("Experts that share the head's rows are merged by score.")
         self._n_experts = bundle.manifest.n_experts
         self._hidden_size = bundle.manifest.hidden_size
         self._sizes = bundle.manifest.expert_sizes
@@ -37,11 +40,14 @@ class OnnxBackend(Backend):
             for expert, model in enumerate(bundle.expert_models)
         ]
 
-    def topk(self, hidden: NDArray[np.float32], k: int, experts: int) -> TopK:
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int, needed: int | None = None
+    ) -> TopK:
         if not all_finite(hidden):
             raise not_finite(hidden)
-        # Deeper ranks are needed only if some expert could leave a row short of k classes.
-        ranks = experts if k <= self._smallest else self._n_experts
+        needed = needed or k
+        # Deeper ranks are needed only if some expert could leave a row short of classes.
+        ranks = experts if needed <= self._smallest else self._n_experts
         started = perf_counter()
         ranked, gates = self._gate.run(None, {"hidden": hidden, "g": np.array([ranks])})  # [B,g]
         gate_seconds = perf_counter() - started
@@ -51,14 +57,14 @@ class OnnxBackend(Backend):
             self._search(hidden, gates, ranked, rank, k, slice(None), work)
             for rank in range(experts)
         ]
-        classes, log_probs = _best(*_side_by_side(found), k)
+        classes, log_probs = best_of_each(*side_by_side(found), k)
         for rank in range(experts, ranks):
-            short = np.flatnonzero(classes[:, -1] == NO_CLASS)
+            short = np.flatnonzero(classes[:, needed - 1] == NO_CLASS)
             if not len(short):
                 break
             more = self._search(hidden, gates, ranked, rank, k, short, work)
-            both = _side_by_side([(classes[short], log_probs[short]), more])
-            classes[short], log_probs[short] = _best(*both, k)
+            both = side_by_side([(classes[short], log_probs[short]), more])
+            classes[short], log_probs[short] = best_of_each(*both, k)
         return TopK(
             classes, log_probs, ranked[:, 0], gates[:, 0], gate_seconds, work.rows, work.seconds
         )
@@ -82,7 +88,7 @@ class OnnxBackend(Backend):
         log_ratios = np.log(np.maximum(gates[rows, rank], SMALLEST_GATE) / temperatures)  # [b]
         classes = np.full((len(hidden), k), NO_CLASS, np.int64)
         log_probs = np.full((len(hidden), k), -np.inf, np.float32)
-        for expert, group in _groups(experts):
+        for expert, group in groups_of(experts):
             graph = self._experts[expert]
             if graph is None:
                 continue
@@ -97,7 +103,7 @@ class OnnxBackend(Backend):
                 work.rows[expert] += len(part)
                 classes[part, :held] = self._classes[expert][position]
                 log_probs[part, :held] = score - logsumexp + log_ratios[part, None]
-        _order_ties(classes, log_probs)
+        order_ties(classes, log_probs)
         return classes, log_probs
 
     def _parts(self, expert: int, k: int, group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -117,7 +123,7 @@ class Work:
         self.seconds = np.zeros(n_experts)
 
 
-def _order_ties(classes: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+def order_ties(classes: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
     """Orders ties by class id; scores are in order, but rounding may have made new ties."""
     tied = log_probs[:, 1:] == log_probs[:, :-1]
     wrong = (tied & (classes[:, 1:] < classes[:, :-1]) & (classes[:, 1:] != NO_CLASS)).any(axis=1)
@@ -126,7 +132,7 @@ def _order_ties(classes: NDArray[np.int64], log_probs: NDArray[np.float32]) -> N
         classes[wrong] = np.take_along_axis(classes[wrong], order, axis=1)
 
 
-def _groups(chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def groups_of(chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each expert that occurs, with the positions of its rows."""
     order = np.argsort(chosen, kind="stable")
     in_order = chosen[order]
@@ -137,7 +143,7 @@ def _groups(chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
         first = end
 
 
-def _side_by_side(found: list[Candidates]) -> Candidates:
+def side_by_side(found: list[Candidates]) -> Candidates:
     """[B,k] candidates of several experts as one [B,C]."""
     if len(found) == 1:
         return found[0]
@@ -147,7 +153,7 @@ def _side_by_side(found: list[Candidates]) -> Candidates:
     )
 
 
-def _best(classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int) -> Candidates:
+def best_of_each(classes: NDArray[np.int64], log_probs: NDArray[np.float32], k: int) -> Candidates:
     """Of [B,C] candidates the k best, each class once with its best score; NO_CLASS where short."""
     if classes.shape[1] == k:
         return classes, log_probs

@@ -7,7 +7,18 @@ of all experts, V classes of one expert.
 from dataclasses import dataclass
 
 from service.bundle import Manifest
-from service.bundle.format import CLASSES, GATE, LABELS, OFFSETS, SAMPLES, expert_file
+from service.bundle.format import (
+    CLASSES,
+    EXPERTS,
+    GATE,
+    HEAD,
+    LABELS,
+    OFFSETS,
+    REST,
+    SAMPLES,
+    SCALES,
+    expert_file,
+)
 from service.engine import BackendName
 
 MIB = 2**20
@@ -21,10 +32,16 @@ FACTORS = {
     OFFSETS: 4,
     SAMPLES: 3,
     LABELS: 5,  # a character may take four bytes where the file has one
+    REST: 4,
+    f"{EXPERTS}/{SCALES}": 3,
+    f"{HEAD}/{SCALES}": 3,
 }
 GRAPH_FACTOR = 2  # of all graphs together: biases and steps are collected from them
 GRAPH_FACTOR_V1 = 1  # their matrices are counted apart
 PARSED_FACTOR = 3  # of the largest one, while it is checked
+# Of a head's rows: steps, bounds, biases and class ids, of each class in each list that has it.
+ROW_BYTES = 24
+ROW_COPIES = 3  # lists of all classes, with those for the shadow check
 LABEL_BYTES = 100  # of the object that each label is
 EXPERT_BYTES = 4096  # of each expert's counters and its entry in the manifest
 SESSION_BYTES = 160 * 1024  # of ONNX Runtime, for each graph ...
@@ -50,7 +67,7 @@ def load_bytes(manifest: Manifest, backend: BackendName, *, head: bool) -> LoadB
     sizes = {
         name: entry.bytes
         for name, entry in manifest.files.items()
-        if head or not name.startswith("head/")
+        if head or not name.startswith(f"{HEAD}/")
     }
     shared = sum(size for name, size in sizes.items() if name.endswith(".bin"))
     held = sum(manifest.expert_sizes)
@@ -66,6 +83,9 @@ def load_bytes(manifest: Manifest, backend: BackendName, *, head: bool) -> LoadB
     if manifest.head and head:
         private += 16 * classes  # its class ids
         numbers += classes * manifest.hidden_size
+    folder = manifest.rows_folder
+    if folder is not None and (head or folder == EXPERTS):
+        private += ROW_BYTES * (ROW_COPIES * classes + (held if folder == EXPERTS else 0))
     approximated = _may_be_approximated(manifest)
     if backend == "onnx" or (backend == "auto" and approximated):
         plain = manifest.precision != "int8" and not approximated

@@ -83,11 +83,12 @@ def open_model(
 ) -> Model:
     """Read a bundle if there is memory for it, build its engine and warm it up. The engine keeps
     what it needs of it."""
-    rate = settings.shadow.rate
     manifest = read_manifest(path)
-    needed = load_bytes(manifest, settings.engine.backend, head=rate > 0)
+    exact = settings.repository.load_heads and manifest.rows_folder is not None
+    head = exact or settings.shadow.rate > 0
+    needed = load_bytes(manifest, settings.engine.backend, head=head)
     with room.admitted(manifest.checksum, needed):
-        opened = bundle.read(path, snapshot, head=rate > 0, manifest=manifest)
+        opened = bundle.read(path, snapshot, head=head, manifest=manifest)
         return _open(name, version, opened, settings, metrics, engine_factory, threads)
 
 
@@ -105,7 +106,7 @@ def _open(
     known = _known_rows(opened)
     _check_answers(engine, known)
     labels = None if opened.labels is None else np.array(opened.labels, dtype=object)
-    shadowed = opened.head is not None
+    shadowed = opened.head is not None and rate > 0
     observer = metrics.model(
         name,
         version,
@@ -115,7 +116,7 @@ def _open(
         own_series=settings.metrics.own_series,
     )
     compared = None
-    if opened.head is not None:
+    if opened.head is not None and rate > 0:
         full = engine_factory(opened.head, 1)
         most_rows = settings.shadow.max_waiting_rows
         compared = Shadow(engine, full, observer.shadow, rate=rate, most_rows=most_rows)

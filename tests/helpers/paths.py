@@ -4,5 +4,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-GOLDEN = TESTS / "serving" / "bundle" / "golden"  # bundles of version 2
+GOLDEN = TESTS / "serving" / "bundle" / "golden"  # bundles of versions 2 to 4
 DEMO = ROOT / "models" / "demo" / "1"

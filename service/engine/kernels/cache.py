@@ -25,11 +25,12 @@ config: Any = numba_config
 
 FOLDER = Path(__file__).parent
 SERVICE = FOLDER.parent.parent
-# Constants of the last two become part of the machine code.
+# Constants of the last ones become part of the machine code.
 SOURCES = (
     *sorted(FOLDER.glob("*.py")),
     SERVICE / "topk.py",
     SERVICE / "bundle/quantisation.py",
+    SERVICE / "bundle/contract.py",
 )
 
 

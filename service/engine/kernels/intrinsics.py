@@ -21,6 +21,7 @@ cgutils: Any = untyped_cgutils
 HAS_AVX2 = bool(get_host_cpu_features().get("avx2", False))
 COLUMNS = 64  # whose sums fit into the registers of AVX2
 BLOCK = 32  # bytes of a vector of AVX2
+WORDS = 16  # int16 of a vector of AVX2
 
 
 @intrinsic
@@ -204,6 +205,72 @@ def _dots_of_four(
     return types.void(x, matrix, width, sums), generate
 
 
+@intrinsic
+def _dots_with_four_rows(
+    typing: Any,  # noqa: ANN401
+    x: types.Type,  # address of blocks of int16
+    first: types.Type,  # addresses of four rows of int8
+    second: types.Type,
+    third: types.Type,
+    fourth: types.Type,
+    width: types.Type,  # of a row, at least a block of 16
+    sums: types.Type,  # address of four int32 to fill in
+) -> Any:  # noqa: ANN401
+    """Sums of products of x with four rows, 16 at a time, wherever they are.
+
+    Where width is no multiple of 16 the last block overlaps the one before, and x is zero where
+    they do. Sums may wrap on the way; they are right if the whole sum fits into 32 bits.
+    """
+    del typing
+    i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+    bytes16, shorts, ints = ir.VectorType(i8, 16), ir.VectorType(i16, 16), ir.VectorType(i32, 8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        del signature
+        x, *rows, width, sums = arguments
+
+        def operation(name: str, result: Any, *given: Any) -> Any:  # noqa: ANN401
+            kind = ir.FunctionType(result, [value.type for value in given])
+            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
+            return builder.call(function, given)
+
+        def load(address: Any, kind: Any) -> Any:  # noqa: ANN401
+            return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+        totals = [cgutils.alloca_once_value(builder, ir.Constant(ints, [0] * 8)) for _ in rows]
+
+        def add_block(begin: Any, place: Any) -> None:  # noqa: ANN401
+            numbers = load(builder.add(x, builder.mul(begin, i64(2))), shorts)
+            for row, total in zip(rows, totals, strict=True):
+                weights = builder.sext(load(builder.add(row, place), bytes16), shorts)
+                pairs = operation("avx2.pmadd.wd", ints, numbers, weights)
+                builder.store(builder.add(builder.load(total), pairs), total)
+
+        full = builder.udiv(width, i64(WORDS))
+        with cgutils.for_range(builder, full) as loop:
+            begin = builder.mul(loop.index, i64(WORDS))
+            add_block(begin, begin)
+        done = builder.mul(full, i64(WORDS))
+        with builder.if_then(builder.icmp_signed("<", done, width)):
+            add_block(done, builder.sub(width, i64(WORDS)))
+        # Neighbours are added twice, within halves of a vector; then the halves.
+        one, two, three, four = (builder.load(total) for total in totals)
+        low = operation("avx2.phadd.d", ints, one, two)
+        high = operation("avx2.phadd.d", ints, three, four)
+        both = operation("avx2.phadd.d", ints, low, high)
+        nothing = ir.Constant(ints, ir.Undefined)
+        lanes = ir.VectorType(i32, 4)
+        halves = [
+            builder.shuffle_vector(both, nothing, ir.Constant(lanes, list(chosen)))
+            for chosen in (range(4), range(4, 8))
+        ]
+        found = builder.add(*halves)
+        builder.store(found, builder.inttoptr(sums, lanes.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, first, second, third, fourth, width, sums), generate
+
+
 # numba replaces these by the code above; to mypy they are functions of any arguments.
 widened: Any = _widened
 pointer: Any = _pointer
@@ -211,3 +278,4 @@ prefetch: Any = _prefetch
 float_of_bits: Any = _float_of_bits
 add_block_products: Any = _add_block_products
 dots_of_four: Any = _dots_of_four
+dots_with_four_rows: Any = _dots_with_four_rows

@@ -251,9 +251,10 @@ def fill_up(
     b: int,  # the row
     searched: int,  # how many experts were searched for it
     best: Found,  # [B,k] to fill up
+    needed: int,
     work: Work,  # to add to
 ) -> None:
-    """Searches a row's next-best experts until it has its k classes."""
+    """Searches a row's next-best experts until it has the classes that are needed."""
     k, n_experts = best.classes.shape[1], layer.gate_bias.shape[0]
     ranked, gates = np.empty(n_experts, np.int64), np.empty(n_experts, np.float32)
     rank(hidden[b : b + 1], layer.gate, layer.gate_bias, ranked, gates)
@@ -261,7 +262,7 @@ def fill_up(
     row, log_ratio = np.array([b]), np.empty(1, np.float32)
     both = Found(np.empty((2, k), np.int64), np.empty((2, k), np.float32))
     for place in range(searched, n_experts):
-        if best.classes[b, k - 1] != NO_CLASS:
+        if best.classes[b, needed - 1] != NO_CLASS:
             return
         log_ratio[0] = log_gate_ratio(gates, place)
         task = Tasks(row, ranked[place : place + 1], gates[:1], log_ratio)
@@ -278,13 +279,14 @@ def answer(
     ranked: Integers,  # [B g] the experts to search, to fill in unless they are known
     gates: Floats,  # [B g] likewise
     best: Found,  # [B,k] to fill in
+    needed: int,  # of the k
     work: Work,  # to fill in
 ) -> int:
     """The k best classes of each row in its experts. Returns the gate's nanoseconds.
 
     The best gate value is the row's inverse temperature in whichever expert is searched. A row
-    whose experts hold fewer than k classes between them goes on to its next-best ones. Where a row
-    is not finite, nothing is computed and NOT_FINITE returned.
+    whose experts hold fewer classes than are needed goes on to its next-best ones. Where a row is
+    not finite, nothing is computed and NOT_FINITE returned.
     """
     gate_time = 0
     if not is_ranked:
@@ -310,8 +312,8 @@ def answer(
     if g == layer.gate_bias.shape[0]:
         return gate_time
     for b in range(n):
-        if best.classes[b, k - 1] == NO_CLASS:
-            fill_up(layer, hidden, b, g, best, work)
+        if best.classes[b, needed - 1] == NO_CLASS:
+            fill_up(layer, hidden, b, g, best, needed, work)
     return gate_time
 
 
@@ -319,8 +321,8 @@ def answer(
 
 
 ANSWER = types.int64(
-    INTEGERS, ROWS, types.boolean, COUNTS, types.float32[::1], INTEGER_TABLE, FLOAT_TABLE, SECONDS,
-    COUNTS,
+    INTEGERS, ROWS, types.boolean, COUNTS, types.float32[::1], INTEGER_TABLE, FLOAT_TABLE,
+    types.int64, SECONDS, COUNTS,
 )  # fmt: skip
 
 
@@ -337,12 +339,13 @@ def answer_from(stored: type[np.generic]) -> Callable[..., int]:
         gates: Floats,
         best_classes: Integers,
         log_probs: Floats,
+        needed: int,
         seconds: NDArray[np.float64],
         worked: Integers,
     ) -> int:
         layer = unpack(packed, stored)
         best, work = Found(best_classes, log_probs), Work(seconds, worked)
-        return answer(layer, hidden, is_ranked, ranked, gates, best, work)
+        return answer(layer, hidden, is_ranked, ranked, gates, best, needed, work)
 
     return from_stored
 

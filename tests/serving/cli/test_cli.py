@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers.fidelity_layer import a_contract, write_fidelity
 from helpers.tiny_bundle import write_tiny
 
 from service.bundle import Bundle
@@ -78,6 +79,21 @@ def test_inspect_prints_a_table(tiny: Bundle) -> None:
     assert "11 classes in 1 expert" in lines
     assert "1 classes in 2 experts" in lines
     assert lines[-3:] == ["0 5 50.00%", "1 4 25.00%", "2 4 25.00%"]
+
+
+def test_inspect_says_what_can_be_promised(tmp_path: Path) -> None:
+    made = write_fidelity(tmp_path / "1", contract=a_contract(4))
+    result = CliRunner().invoke(main.cli, ["inspect", str(made.path)])
+    assert result.exit_code == 0, result.output
+    lines = {line.split("  ")[0]: line for line in result.output.splitlines()}
+    assert lines["objective"].endswith("fidelity: the head's own rows")
+    assert lines["head"].endswith("shipped, for exact answers")
+    assert lines["contract"].endswith("recall 0.5, 0.9 at k up to 1, 5, calibrated on 1,000 rows")
+    facts = json.loads(CliRunner().invoke(main.cli, ["inspect", "--json", str(made.path)]).output)
+    assert facts["objective"] == "fidelity" and facts["exact"]
+    assert facts["contract"]["sparse"] == [0.5, 0.9]
+    verified = CliRunner().invoke(main.cli, ["verify", str(made.path)])
+    assert verified.exit_code == 0 and "60 classes in 4 experts" in verified.output
 
 
 def test_inspect_prints_json(tiny: Bundle) -> None:

@@ -1,0 +1,165 @@
+"""The backend that answers from the head's own rows: exactly, or within some experts.
+
+B rows, D hidden, K experts, N classes, R classes of all experts, k answers, g experts searched,
+F features.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Bundle, graphs
+from service.bundle.contract import FEATURES, Rule
+from service.bundle.head_rows import HeadRows
+from service.engine.backend import Backend, not_finite
+from service.engine.kernels import fidelity
+from service.engine.kernels.class_lists import ClassLists, pack
+from service.engine.kernels.rescoring import rescore
+from service.topk import TopK
+
+ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
+NO_RULE = np.empty(0)
+
+
+class FidelityBackend(Backend):
+    def __init__(self, bundle: Bundle, rows: HeadRows, threads: int = 1) -> None:
+        """Of an accuracy bundle, only all classes can be scanned, and candidates scored again."""
+        self._n_experts = bundle.manifest.n_experts
+        self._hidden_size = bundle.manifest.hidden_size
+        self._lists = _lists(bundle, rows)
+        self._packed = pack(self._lists)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def topk(
+        self, hidden: NDArray[np.float32], k: int, experts: int, needed: int | None = None
+    ) -> TopK:
+        del needed  # k are always found
+        return self._answer(hidden, k, experts)._replace(searched=None, rungs=None)
+
+    def exact(self, hidden: NDArray[np.float32], k: int) -> TopK:
+        """The k best of all classes."""
+        return self._answer(hidden, k, 0)
+
+    def promised(self, hidden: NDArray[np.float32], k: int, rule: Rule) -> TopK:
+        """From each row's first expert, or of all classes where the row is too difficult."""
+        numbers = np.array([*rule.weights, *rule.experts, rule.threshold])
+        return self._answer(hidden, k, 1, numbers)
+
+    def rescored(
+        self, hidden: NDArray[np.float32], k: int, candidates: TopK
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k best of a layer's answers by the head's own rows, and their log-probabilities."""
+        classes, log_probs = np.empty((len(hidden), k), np.int64), np.empty((len(hidden), k), "f4")
+        everything = int(self._lists.offsets[-2])
+        biases = self._lists.biases[everything:]
+        found = candidates.classes, candidates.log_probs
+        rescore(self._lists.weights, biases, hidden, *found, classes, log_probs)
+        return classes, log_probs
+
+    def features(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], TopK]:
+        """What a row's difficulty goes by [B,F], and the answers of its first expert.
+
+        Where that holds fewer than k classes there are no features but NaN, and no answer: such a
+        row is always answered exactly.
+        """
+        features = np.empty((len(hidden), FEATURES), np.float32)
+        return features, self._call(hidden, k, 1, NO_RULE, features)
+
+    def _answer(
+        self, hidden: NDArray[np.float32], k: int, experts: int, rule: NDArray[np.float64] = NO_RULE
+    ) -> TopK:
+        n = len(hidden) if len(rule) else 0  # features are needed for a rule only
+        features = np.empty((n, FEATURES), np.float32)
+        if self._pool is None or len(hidden) < 2 * ROWS_PER_THREAD:
+            return self._call(hidden, k, experts, rule, features)
+        parts = np.array_split(np.arange(len(hidden)), self._threads)
+        found = list(
+            self._pool.map(
+                lambda part: self._call(
+                    hidden[part], k, experts, rule, features[part] if n else features
+                ),
+                parts,
+            )
+        )
+        return _joined(found)
+
+    def _call(
+        self,
+        hidden: NDArray[np.float32],
+        k: int,
+        experts: int,
+        rule: NDArray[np.float64],
+        features: NDArray[np.float32],
+    ) -> TopK:
+        n, n_experts = len(hidden), self._n_experts
+        ranks = min(max(experts, 2 if len(features) else 1), n_experts)
+        ranked, gates = np.empty(n * ranks, np.int64), np.empty(n * ranks, np.float32)
+        classes, log_probs = np.empty((n, k), np.int64), np.empty((n, k), np.float32)
+        rows, seconds = np.empty(n_experts, np.int64), np.empty(n_experts)
+        searched, rungs = np.empty(n, np.int64), np.empty(n, np.uint8)
+        gate_nanoseconds = fidelity.answer(
+            self._packed,
+            hidden,
+            experts,
+            ranked,
+            gates,
+            rule,
+            features,
+            classes,
+            log_probs,
+            seconds,
+            rows,
+            searched,
+            rungs,
+        )
+        if gate_nanoseconds < 0:
+            raise not_finite(hidden)
+        return TopK(
+            classes,
+            log_probs,
+            ranked[::ranks],
+            gates[::ranks],
+            gate_nanoseconds * 1e-9,
+            rows,
+            seconds,
+            searched,
+            rungs,
+        )
+
+
+def _joined(parts: list[TopK]) -> TopK:
+    """Of consecutive rows."""
+    rows = ("classes", "log_probs", "experts", "gates", "searched", "rungs")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in rows}
+    sums = ("gate_seconds", "expert_rows", "expert_seconds")
+    return TopK(**joined, **{name: sum(getattr(part, name) for part in parts) for name in sums})
+
+
+def _lists(bundle: Bundle, rows: HeadRows) -> ClassLists:
+    """One list for each expert that shares the head's rows, and one of all classes."""
+    gate = graphs.constants(bundle.gate_model)
+    n_classes, n_experts = len(rows.weights), bundle.manifest.n_experts
+    shared = bundle.shared is not None
+    everything = np.arange(n_classes, dtype=np.int32)
+    classes = np.concatenate([bundle.classes, everything]) if shared else everything
+    held = bundle.offsets if shared else np.zeros(1, np.int64)
+    biases, slack = np.empty(0, np.float32), 0.0
+    if rows.bias is not None:
+        biases = rows.bias[classes]
+        slack = float(np.abs(rows.bias).max()) * 2.0**-50
+    return ClassLists(
+        gate=np.ascontiguousarray(gate["U"].T).ravel(),
+        gate_bias=gate.get("bias", np.zeros(n_experts, np.float32)),
+        weights=rows.weights.reshape(-1),
+        quantised=rows.quantised.reshape(-1),
+        offsets=np.append(held, held[-1] + n_classes).astype(np.int64),
+        classes=classes,
+        scales=rows.scales[classes],
+        errors=rows.errors[classes],
+        lengths=rows.lengths[classes],
+        biases=biases,
+        rest=np.empty(0, np.float32) if bundle.rest is None else bundle.rest.reshape(-1),
+        facts=np.array([rows.longest, slack]),
+    )
