@@ -7,7 +7,8 @@ from math import isqrt
 
 from trainer.baselines.method import Dial
 
-LISTS = (64, 256, 1024)
+LISTS = (16, 64, 256, 1024)
+CLASSES_IN_A_LIST = (4, 200)  # on average, at least and at most
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REORDERED = (30, 100, 300, 1000)  # candidates ranked by the rows themselves
 LEAVES_PER_ROOT = (1, 4)  # leaves of ScaNN's tree, in roots of the number of classes
@@ -22,11 +23,12 @@ def reordered(k: int) -> list[int]:
 
 
 def ivf(n_classes: int) -> list[Dial]:
+    fewest, most = CLASSES_IN_A_LIST
     return [
         Dial({"lists": lists, "probes": probes}, f"IVF{lists} nprobe {probes}")
         for lists in LISTS
         for probes in PROBES
-        if lists <= n_classes // 4 and probes <= lists
+        if n_classes // most <= lists <= n_classes // fewest and probes <= lists
     ]
 
 
@@ -34,7 +36,6 @@ def codes(n_classes: int, k: int) -> list[Dial]:
     return [
         Dial({**dial.settings, "reordered": count}, f"{dial.name} reorder {count}")
         for dial in ivf(n_classes)
-        if dial.settings["lists"] > LISTS[0] or n_classes < 4 * LISTS[1]
         for count in reordered(k)
     ]
 
