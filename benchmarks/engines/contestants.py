@@ -17,7 +17,7 @@ from service.bundle import Bundle
 from service.engine import BackendName, Engine
 from service.errors import BackendUnsuitable
 from trainer.baselines.ivf import FaissIVF
-from trainer.baselines.method import Inputs, Options, Search, best_of
+from trainer.baselines.method import Baseline, Dial, Inputs, Options, Search, best_of
 from trainer.baselines.scann_tree import Scann, TreeSearch
 from trainer.baselines.svd import SVD
 from trainer.data.arrays import Head, Vectors
@@ -48,6 +48,7 @@ class Contestant:
     prepare: Callable[[], None] = nothing  # turns the dial; not timed
     build_seconds: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    k: int = K  # answers
 
 
 def some(dials: Sequence[Item], quick: bool) -> Sequence[Item]:
@@ -93,18 +94,18 @@ def _ours(
 # --- scans of all classes ----------------------------------------------------------------------
 
 
-def full_scans(head: Head, hidden: Rows) -> Iterator[Contestant]:
-    yield from exact_scans(head)
+def full_scans(head: Head, hidden: Rows, k: int = K) -> Iterator[Contestant]:
+    yield from exact_scans(head, k)
     largest = float(np.abs(hidden).max())
     small = onnx_scan.int8(head.weight, largest)
-    yield _scan("ONNX Runtime int8", lambda rows: small.topk(rows, K))
+    yield _scan("ONNX Runtime int8", lambda rows: small.topk(rows, k), k)
 
 
 def exact_scans(head: Head, k: int = K) -> Iterator[Contestant]:
     scan = onnx_scan.full(head)
-    yield _scan("ONNX Runtime fp32", lambda rows: scan.topk(rows, k))
-    yield _scan("torch", torch_scan(head, k))
-    yield _scan("numpy", lambda rows: best_of(rows @ head.weight.T, None, k))
+    yield _scan("ONNX Runtime fp32", lambda rows: scan.topk(rows, k), k)
+    yield _scan("torch", torch_scan(head, k), k)
+    yield _scan("numpy", lambda rows: best_of(rows @ head.weight.T, None, k), k)
 
 
 def torch_scan(head: Head, k: int) -> Callable[[Rows], Classes]:
@@ -117,8 +118,8 @@ def torch_scan(head: Head, k: int) -> Callable[[Rows], Classes]:
     return topk
 
 
-def _scan(name: str, topk: Callable[[Rows], Classes]) -> Contestant:
-    return Contestant(name, name, FULL, {}, one=topk, answers=topk, many=topk)
+def _scan(name: str, topk: Callable[[Rows], Classes], k: int) -> Contestant:
+    return Contestant(name, name, FULL, {}, one=topk, answers=topk, many=topk, k=k)
 
 
 # --- those that `dss compare` has already ------------------------------------------------------
@@ -130,35 +131,54 @@ def inputs(head: Head, hidden: Rows) -> Inputs:
     return Inputs(Vectors(hidden, labels), head, Path(), "", Options())
 
 
-def svd(made_from: Inputs, quick: bool) -> Iterator[Contestant]:
+Dials = Callable[[int], Sequence[Dial]]  # the settings for so many answers
+ONE_LENGTH = (K,)  # of answers
+
+
+def svd(
+    made_from: Inputs, quick: bool, ks: Sequence[int] = ONE_LENGTH, dials: Dials | None = None
+) -> Iterator[Contestant]:
     method = SVD(made_from)
-    for dial in some(method.dials(), quick):
+    for k, dial in _settings(method, quick, ks, dials):
         search = method.build(dial)
-        yield _search(dial.name, "SVD-softmax", APPROXIMATE, dial.settings, search)
+        yield searching(dial.name, "SVD-softmax", APPROXIMATE, dial.settings, search, k)
 
 
-def faiss_ivf(made_from: Inputs, quick: bool) -> Iterator[Contestant]:
+def faiss_ivf(
+    made_from: Inputs, quick: bool, ks: Sequence[int] = ONE_LENGTH, dials: Dials | None = None
+) -> Iterator[Contestant]:
     method = FaissIVF(made_from)
-    for dial in some(method.dials(), quick):
+    for k, dial in _settings(method, quick, ks, dials):
         name = f"FAISS {dial.name}"
-        yield _search(name, "FAISS IVF-Flat", PEER, dial.settings, method.build(dial))
+        yield searching(name, "FAISS IVF-Flat", PEER, dial.settings, method.build(dial), k)
 
 
-def scann(made_from: Inputs, quick: bool) -> Iterator[Contestant]:
+def scann(
+    made_from: Inputs, quick: bool, ks: Sequence[int] = ONE_LENGTH, dials: Dials | None = None
+) -> Iterator[Contestant]:
     method = Scann(made_from)
-    for dial in some(method.dials(), quick):
+    for k, dial in _settings(method, quick, ks, dials):
         search = method.build(dial)
-        yield _search(dial.name, "ScaNN", PEER, dial.settings, search, one=_bare(search))
+        one = _bare(search, k)
+        yield searching(dial.name, "ScaNN", PEER, dial.settings, search, k, one=one)
 
 
-def _bare(search: TreeSearch) -> Callable[[Rows], object]:
+def _settings(
+    method: Baseline, quick: bool, ks: Sequence[int], dials: Dials | None
+) -> Iterator[tuple[int, Dial]]:
+    for k in ks:
+        for dial in some(method.dials() if dials is None else dials(k), quick):
+            yield k, dial
+
+
+def _bare(search: TreeSearch, k: int) -> Callable[[Rows], object]:
     """One row by the library alone, without making its answer as long as the others'."""
-    reordered = max(K, search.reordered)
+    reordered = max(k, search.reordered)
 
     def topk(rows: Rows) -> object:
         return search.tree.search(
             rows[0],
-            final_num_neighbors=K,
+            final_num_neighbors=k,
             pre_reorder_num_neighbors=reordered,
             leaves_to_search=search.searched,
         )
@@ -166,16 +186,17 @@ def _bare(search: TreeSearch) -> Callable[[Rows], object]:
     return topk
 
 
-def _search(
+def searching(
     name: str,
     method: str,
     kind: str,
     dial: Mapping[str, Any],
     search: Search,
+    k: int = K,
     one: Callable[[Rows], object] | None = None,
 ) -> Contestant:
     def topk(rows: Rows) -> Classes:
-        return search.topk(rows, K)
+        return search.topk(rows, k)
 
     return Contestant(
         name,
@@ -186,4 +207,5 @@ def _search(
         many=topk,
         answers=topk,
         build_seconds=round(search.build_seconds, 3),
+        k=k,
     )

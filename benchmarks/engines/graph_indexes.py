@@ -6,12 +6,13 @@ The same links for each row and the same widths of the search for all three. N c
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 
-from benchmarks.engines.contestants import PEER, Classes, Contestant, K, some
+from benchmarks.engines.contestants import ONE_LENGTH, PEER, Classes, Contestant, some
 from benchmarks.engines.timing import Rows
 from trainer.baselines.faiss_index import import_faiss
 from trainer.baselines.method import PackageMissing
@@ -34,11 +35,11 @@ class Graph(ABC):
     def turn(self, width: int) -> None: ...
 
     @abstractmethod
-    def search(self, rows: Rows) -> object:
+    def search(self, rows: Rows, k: int) -> object:
         """What its user would call."""
 
     @abstractmethod
-    def classes(self, rows: Rows) -> Classes: ...
+    def classes(self, rows: Rows, k: int) -> Classes: ...
 
 
 class FaissGraph(Graph):
@@ -54,11 +55,11 @@ class FaissGraph(Graph):
     def turn(self, width: int) -> None:
         self._index.hnsw.efSearch = width
 
-    def search(self, rows: Rows) -> object:
-        return self._index.search(rows, K)
+    def search(self, rows: Rows, k: int) -> object:
+        return self._index.search(rows, k)
 
-    def classes(self, rows: Rows) -> Classes:
-        return self._index.search(rows, K)[1]
+    def classes(self, rows: Rows, k: int) -> Classes:
+        return self._index.search(rows, k)[1]
 
 
 class HnswlibGraph(Graph):
@@ -74,11 +75,11 @@ class HnswlibGraph(Graph):
     def turn(self, width: int) -> None:
         self._index.set_ef(width)
 
-    def search(self, rows: Rows) -> object:
-        return self._index.knn_query(rows, K, num_threads=1)
+    def search(self, rows: Rows, k: int) -> object:
+        return self._index.knn_query(rows, k, num_threads=1)
 
-    def classes(self, rows: Rows) -> Classes:
-        return self._index.knn_query(rows, K, num_threads=1)[0].astype(np.int64)
+    def classes(self, rows: Rows, k: int) -> Classes:
+        return self._index.knn_query(rows, k, num_threads=1)[0].astype(np.int64)
 
 
 class UsearchGraph(Graph):
@@ -99,14 +100,14 @@ class UsearchGraph(Graph):
     def turn(self, width: int) -> None:
         self._index.expansion_search = width
 
-    def search(self, rows: Rows) -> object:
+    def search(self, rows: Rows, k: int) -> object:
         # One vector is asked for as such: its answer is made more cheaply than a batch's.
-        return self._index.search(rows[0] if len(rows) == 1 else rows, K, threads=1)
+        return self._index.search(rows[0] if len(rows) == 1 else rows, k, threads=1)
 
-    def classes(self, rows: Rows) -> Classes:
-        found = self._index.search(rows, K, threads=1)
+    def classes(self, rows: Rows, k: int) -> Classes:
+        found = self._index.search(rows, k, threads=1)
         keys = np.asarray(found.keys).reshape(len(rows), -1).astype(np.int64)
-        counts = np.reshape(getattr(found, "counts", K), (-1, 1))  # one row has no counts
+        counts = np.reshape(getattr(found, "counts", k), (-1, 1))  # one row has no counts
         return np.where(np.arange(keys.shape[1]) < counts, keys, -1)
 
 
@@ -120,24 +121,28 @@ def imported(module: str, package: str) -> ModuleType:
         raise PackageMissing(f"Install {package} for this.") from error
 
 
-def graphs(kind: type[Graph], head: Head, quick: bool) -> Iterator[Contestant]:
+def graphs(
+    kind: type[Graph], head: Head, quick: bool, ks: Sequence[int] = ONE_LENGTH
+) -> Iterator[Contestant]:
     for links in LINKS[:1] if quick else LINKS:
         started = time.perf_counter()
         graph = kind(head, links)
         seconds = round(time.perf_counter() - started, 3)
-        for width in some(WIDTHS, quick):
-            yield _contestant(graph, links, width, seconds)
+        for k in ks:
+            for width in some([width for width in WIDTHS if width >= k], quick):
+                yield _contestant(graph, links, width, seconds, k)
 
 
-def _contestant(graph: Graph, links: int, width: int, build_seconds: float) -> Contestant:
+def _contestant(graph: Graph, links: int, width: int, build_seconds: float, k: int) -> Contestant:
     return Contestant(
         name=f"{graph.library} M={links} ef={width}",
         method=graph.library,
         kind=PEER,
         dial={"links": links, "width": width},
-        one=graph.search,
-        many=graph.search,
-        answers=graph.classes,
+        one=partial(graph.search, k=k),
+        many=partial(graph.search, k=k),
+        answers=partial(graph.classes, k=k),
         prepare=lambda: graph.turn(width),
         build_seconds=build_seconds,
+        k=k,
     )

@@ -1,5 +1,7 @@
 """A layer of the head's own rows: its answers are the head's as far as experts were searched."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -41,7 +43,7 @@ def test_recall_never_falls_with_the_experts_searched(seed: int) -> None:
     for experts in range(1, K + 1):
         found = layer.topk(hidden, 5, experts).classes
         hits.append((found[:, :, None] == full[:, None]).any(dim=2).sum(dim=1))
-    for fewer, more in zip(hits, hits[1:], strict=False):
+    for fewer, more in pairwise(hits):
         assert (more >= fewer).all()
     assert (hits[-1] == 5).all()
 

@@ -6,7 +6,7 @@ B rows, D hidden, N classes, k answers.
 import importlib
 import time
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -85,6 +85,7 @@ class Scann(Baseline):
         super().__init__(inputs)
         self._scann = import_scann()
         self._leaves = min(LEAVES, inputs.n_classes // 2)
+        self._tree = cache(self._build_tree)
 
     def dials(self) -> list[Dial]:
         return [
@@ -97,15 +98,14 @@ class Scann(Baseline):
             if searched <= self._leaves
         ]
 
-    @cached_property
-    def tree(self) -> tuple[Any, float]:
+    def _build_tree(self, leaves: int) -> tuple[Any, float]:
         started = time.perf_counter()
         weight = self.inputs.head.weight
         built = (
             self._scann.scann_ops_pybind.builder(weight, 10, "dot_product")
             .tree(
-                num_leaves=self._leaves,
-                num_leaves_to_search=self._leaves,
+                num_leaves=leaves,
+                num_leaves_to_search=leaves,
                 training_sample_size=len(weight),
             )
             .score_ah(DIMENSIONS_PER_CODE, anisotropic_quantization_threshold=THRESHOLD)
@@ -115,8 +115,8 @@ class Scann(Baseline):
         return built, time.perf_counter() - started
 
     def build(self, dial: Dial) -> TreeSearch:
-        built, seconds = self.tree
         settings = dial.settings
+        built, seconds = self._tree(settings["leaves"])
         return TreeSearch(
             built,
             self.inputs.n_classes,

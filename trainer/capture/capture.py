@@ -3,7 +3,7 @@
 M rows, D hidden, N classes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ def capture(
     *,
     limit: int | None = None,
     valid: "float | Iterable[Batch] | None" = None,
+    test: "Iterable[Batch] | None" = None,
     dtype: Literal["fp32", "fp16"] = "fp32",
     labels: "Labels | None" = None,
     forward: "Forward | None" = None,
@@ -37,6 +38,7 @@ def capture(
     ignore_index: int = -100,
     stateful: bool = False,
     progress: bool = True,
+    about: Mapping[str, Any] | None = None,
 ) -> "Captured":
     """Run the model on batches and keep what its output layer is given, with the labels.
 
@@ -52,6 +54,7 @@ def capture(
         limit: at most so many rows of `batches`
         valid: batches to report accuracy on, or the share of `batches` to put aside for that: the
             first one, and others at equal distances
+        test: batches that nothing is chosen by; they are kept in files of their own
         dtype: how vectors are stored, fp32 or fp16
         labels: from a batch to a tensor with a class for each hidden vector, or `ignore_index`
         forward: calls the model on a batch, `forward(model, batch)`; what it returns is not used
@@ -60,12 +63,14 @@ def capture(
         stateful: whether `forward` carries something from batch to batch: batches that are in the
             files already are then run again
         progress: whether to show a bar, where there is a terminal
+        about: more facts for capture.json, such as where the model and its inputs come from
     """
     # These import PyTorch; `import trainer` must not, for commands that work without it.
     from trainer.capture.batches import DefaultLabels, run_model
     from trainer.capture.model import find_head, fingerprint, untouched, watched
     from trainer.capture.passes import Pass, read_all
-    from trainer.capture.reader import STORED, Reader
+    from trainer.capture.reader import Reader
+    from trainer.capture.stored import STORED
     from trainer.capture.writer import CaptureFolder
 
     if dtype not in STORED:
@@ -77,7 +82,9 @@ def capture(
         raise OptionWrong(f"valid is {valid}; batches, or a share between 0 and 1, are expected.")
     passes = [Pass("hidden vectors", batches, share, limit)]
     if valid is not None and not isinstance(valid, float | int):
-        passes.append(Pass("validation", valid, 1.0, None))
+        passes.append(Pass("validation", valid, 0.0, None, into="valid"))
+    if test is not None:
+        passes.append(Pass("test", test, 0.0, None, into="test"))
 
     model = getattr(model, "_orig_mod", model)  # of a compiled one
     found = find_head(model, head)
@@ -87,9 +94,10 @@ def capture(
         "model": fingerprint(model),
         "dtype": dtype,
         "limit": limit,
-        "valid": share if len(passes) == 1 else "batches",
+        "valid": share if valid is None or share else "batches",
         "shift": shift,
         "ignore_index": ignore_index,
+        **(about or {}),
     }
     chosen = labels or DefaultLabels(shift, ignore_index)
     reader = Reader(model, found, chosen, forward or run_model, ignore_index, STORED[dtype])
@@ -104,6 +112,7 @@ def capture(
             "complete": True,
             "rows": folder.progress.rows["train"],
             "valid_rows": folder.progress.rows["valid"],
+            "test_rows": folder.progress.rows["test"],
             "n_classes": n_classes,
             "hidden_size": hidden_size,
             "bias": found.bias is not None,

@@ -8,8 +8,9 @@ from math import floor
 from service.errors import DSSError
 from service.terminal import progress as bars
 from trainer.capture.batches import Batch
+from trainer.capture.folder import SPLITS
 from trainer.capture.reader import Reader
-from trainer.capture.writer import SPLITS, CaptureFolder
+from trainer.capture.writer import CaptureFolder
 
 
 class BatchesDiffer(DSSError):
@@ -28,11 +29,12 @@ class Pass:
     batches: Iterable[Batch]
     aside: float  # share of them that goes to validation
     limit: int | None  # rows
+    into: str = "train"  # the split that the others go to
 
     def split(self, number: int) -> str:
-        """Which split a batch goes to: the first to validation, and others at equal distances."""
+        """Of a share put aside: the first batch, and others at equal distances."""
         aside = floor(number * self.aside) > floor((number - 1) * self.aside)
-        return "valid" if aside else "train"
+        return "valid" if aside else self.into
 
     def bar(self, shown: bool) -> AbstractContextManager[bars.Bar]:
         """In rows up to the limit, or else in batches if it is known how many there are."""

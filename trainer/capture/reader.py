@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from service.errors import DSSError
 from trainer.capture.batches import Batch, Forward, Labels, LabelsUnclear
 from trainer.capture.model import Head
-
-STORED = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
+from trainer.capture.stored import stored
 
 
 class LabelsOutOfRange(DSSError):
@@ -24,14 +23,6 @@ class LabelsOutOfRange(DSSError):
 
 class CountsDiffer(DSSError):
     """There is not one label for each hidden vector."""
-
-
-class VectorsNotFinite(DSSError):
-    pass
-
-
-class VectorsTooLarge(DSSError):
-    """A hidden vector has a number too large for float16."""
 
 
 class Wanted(NamedTuple):
@@ -83,13 +74,4 @@ class Reader:
             )
         rows = hidden.reshape(-1, hidden.shape[-1])[wanted.positions.to(hidden.device)]
         found: NDArray[np.float32] = rows.float().cpu().numpy()
-        if not np.isfinite(found).all():
-            raise VectorsNotFinite(f"Batch {number} has a NaN or an infinity in a hidden vector.")
-        with np.errstate(over="ignore"):
-            stored = found.astype(self.dtype)
-        if not np.isfinite(stored).all():
-            raise VectorsTooLarge(
-                f"Batch {number} has a hidden vector with {np.abs(found).max():.3g} in it, which"
-                " float16 cannot hold; choose dtype='fp32'."
-            )
-        return stored
+        return stored(found, self.dtype, number)

@@ -26,7 +26,6 @@ from trainer.data.files import write_json
 
 SAVED_EVERY = 5.0  # seconds
 LABEL_TYPE = np.dtype("<i4")
-SPLITS = ("train", "valid")
 ROUNDING = (0.01, 0.01)  # relative, absolute: another number of threads adds in another order
 
 
@@ -90,7 +89,7 @@ class GrowingArray:
 @dataclass(frozen=True)
 class Progress:
     batches: int = 0
-    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(captures.SPLITS, 0))
 
     def after(self, split: str, rows: int) -> "Progress":
         return Progress(self.batches + 1, self.rows | {split: self.rows[split] + rows})
@@ -166,9 +165,10 @@ class CaptureFolder:
     def _open(self, split: str) -> tuple[GrowingArray, GrowingArray]:
         if split not in self._arrays:
             self.folder.mkdir(parents=True, exist_ok=True)
-            prefix, rows = captures.VALID if split == "valid" else "", self.progress.rows[split]
+            rows = self.progress.rows[split]
             hidden, labels = (
-                self.folder / f"{prefix}{name}" for name in (captures.HIDDEN, captures.LABELS)
+                captures.split_file(self.folder, split, name)
+                for name in (captures.HIDDEN, captures.LABELS)
             )
             self._arrays[split] = (
                 GrowingArray(hidden, self._dtype, (self._hidden_size,), rows),
@@ -193,8 +193,11 @@ def read_progress(folder: Path, settings: dict[str, Any]) -> Progress:
         return Progress()
     try:
         found = json.loads(file.read_text())
-        before, progress = found["settings"], Progress(found["batches"], found["rows"])
-    except (OSError, ValueError, KeyError) as error:
+        before, progress = (
+            found["settings"],
+            Progress(found["batches"], Progress().rows | found["rows"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FolderTaken(f"{file} cannot be read; remove {folder} and capture again.") from error
     changed = [
         name for name in sorted({*before, *settings}) if before.get(name) != settings.get(name)

@@ -11,6 +11,7 @@ from service.terminal import progress
 from service.terminal.console import json_option, show_json
 from service.terminal.messages import say, teller
 from trainer.cli.options import INTERRUPTED, comparison_options
+from trainer.cli.task_head import head
 
 if TYPE_CHECKING:
     from trainer.tasks.language_model.plan import Plan
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def task() -> None:
-    """Run a whole experiment of the paper."""
+    """Run a whole experiment of the paper, or get a real model's head."""
+
+
+task.add_command(head)
 
 
 @task.command("language-model")

@@ -20,8 +20,8 @@ CONFIG = "config.json"
 CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-# gate [K,D], weight [R,D], keys [R], n_classes, biased: if so, D+1 columns; of a layer of the head's
-# own rows: no weight, but rest [K,D+1] and the digest of the head
+# gate [K,D], weight [R,D], keys [R], n_classes, biased: if so, D+1 columns. A layer of the head's
+# own rows has no weight, but rest [K,D+1] and the digest of the head.
 LAYER = "layer.npz"
 CALIBRATION = "calibration.npy"  # held-out query rows on which recall may be calibrated, [M,D]
 HIDDEN = "hidden.npy"  # held-out query rows, [S,D]

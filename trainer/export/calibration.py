@@ -64,7 +64,7 @@ def calibrate(
     block = np.arange(n_rows) * BLOCKS // n_rows
     fitted = block % 2 == 0
     weights, experts, thresholds = [], [], []
-    for k, found in zip(ks, searched(layer, hidden, ks), strict=True):
+    for found in searched(layer, hidden, ks):
         own, of_expert = _fit(found, fitted, layer.n_experts)
         difficulty = found.features @ own + of_expert[found.expert]
         difficulty[~found.complete] = np.inf

@@ -15,7 +15,8 @@ from trainer.capture.batches import BatchUnclear, LabelsUnclear
 from trainer.capture.capture import OptionWrong
 from trainer.capture.model import HeadCalledAgain, HeadMissing, HeadNotCalled, HeadUnsuitable
 from trainer.capture.passes import NothingCaptured
-from trainer.capture.reader import CountsDiffer, LabelsOutOfRange, VectorsNotFinite, VectorsTooLarge
+from trainer.capture.reader import CountsDiffer, LabelsOutOfRange
+from trainer.capture.stored import VectorsNotFinite, VectorsTooLarge
 
 
 def twice(model: Any, batch: Tensor) -> None:  # noqa: ANN401

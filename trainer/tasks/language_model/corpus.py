@@ -49,30 +49,32 @@ class Corpus:
         return content.hexdigest()
 
 
-def read(folder: Path, vocabulary: Iterable[str] | None = None) -> Corpus:
-    """The corpus in a folder or one level down.
+def read(folder: Path, vocabulary: Iterable[str] | None = None, name: str | None = None) -> Corpus:
+    """The corpus in a folder or one level down; of several, the one of that name.
 
     Without a given vocabulary, the training words in the order in which they first appear.
     """
-    name, files = find(folder)
+    name, files = find(folder, name)
     given = words(files["train"]) if vocabulary is None else vocabulary
     numbers = {word: number for number, word in enumerate(dict.fromkeys(given))}
     return Corpus(name, tuple(numbers), {s: encode(files[s], numbers) for s in SPLITS})
 
 
-def find(folder: Path) -> tuple[str, dict[str, Path]]:
+def find(folder: Path, wanted: str | None = None) -> tuple[str, dict[str, Path]]:
     if not folder.is_dir():
         raise CorpusMissing(f"{folder} is not a folder.")
     places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir())]
+    sought = LAYOUTS if wanted is None else {wanted: LAYOUTS[wanted]}
     found = []
     for place in places:
-        for name, layout in LAYOUTS.items():
+        for name, layout in sought.items():
             files = {split: place / layout.format(split) for split in SPLITS}
             if all(file.is_file() for file in files.values()):
                 found.append((name, files))
     if not found:
-        layouts = " nor ".join(layout.format("{train,valid,test}") for layout in LAYOUTS.values())
-        raise CorpusMissing(f"{folder} holds neither {layouts}, nor does a folder in it.")
+        layouts = " nor ".join(layout.format("{train,valid,test}") for layout in sought.values())
+        neither = "neither" if len(sought) > 1 else "no"
+        raise CorpusMissing(f"{folder} holds {neither} {layouts}, nor does a folder in it.")
     if len(found) > 1:
         names = ", ".join(str(files["train"].parent) for _, files in found)
         raise CorpusAmbiguous(f"{folder} holds more than one corpus ({names}); name one of them.")

@@ -4,6 +4,8 @@ that it does not hold, as one linear row for each expert.
 S query rows, b query rows of one expert, D hidden, K experts, V classes of one expert.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,9 @@ def log_outside(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, expert: T
     return found
 
 
-def _shared_slope(groups: list[Tensor], standard, outside: Tensor, weight: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+def _shared_slope(
+    groups: list[Tensor], standard: Callable[[Tensor], Tensor], outside: Tensor, weight: Tensor
+) -> Tensor:
     """The slope [D] of all experts, each with its own bias."""
     products = moments = None
     total = weight.sum()

@@ -1,0 +1,161 @@
+"""Queries a second against recall: what is counted, the table, and one tiny run from end to end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.engines import curve_report, curves, dials, graph_indexes
+from benchmarks.engines.contestants import FULL, OURS, PEER
+from benchmarks.engines.random_bundles import Shape, random_rows, write_random
+from trainer.capture.pieces import Piece, Source, write_pieces
+from trainer.data.arrays import Head
+from trainer.evaluation.full_scan import full_topk
+
+TINY = Shape(n_classes=200, n_experts=4, held=120, hidden_size=16)
+
+
+def point(name: str, kind: str, microseconds: float, recall: float, k: int = 10) -> dict[str, Any]:
+    times = {"mean_us": microseconds, "p50_us": microseconds}
+    return {"name": name, "method": name, "kind": kind, "k": k, "recall": recall, **times}
+
+
+def a_run() -> dict[str, Any]:
+    return {
+        "command": "python -m benchmarks.engines.curves",
+        "machine": {"cpu": "Processor", "cores": 2, "python": "3"},
+        "n_classes": 200,
+        "hidden_size": 16,
+        "rows": 40,
+        "rounds": 2,
+        "absent": [{"method": "ScaNN", "reason": "Install scann for this."}],
+        "points": [
+            point("one expert", OURS, 5.0, 0.96),
+            point("two experts", OURS, 10.0, 0.995),
+            point("coarse", PEER, 3.0, 0.8),
+            point("middling", PEER, 20.0, 0.95),
+            point("fine", PEER, 50.0, 0.992),
+            point("scan", FULL, 100.0, 1.0),
+        ],
+    }
+
+
+def test_the_fastest_of_those_with_enough_recall_are_compared() -> None:
+    found = {each["recall"]: each for each in curve_report.ratios(a_run())}
+    assert [found[level]["ratio"] for level in (0.9, 0.95, 0.99)] == [4.0, 4.0, 5.0]
+    assert found[0.99]["peer"]["name"] == "fine" and found[0.99]["ours"]["name"] == "two experts"
+    assert found[0.999]["ratio"] is None and found[0.999]["peer"]["name"] == "scan"
+
+
+def test_the_table_says_who_and_how_exactly() -> None:
+    text = curve_report.markdown({"Tiny": a_run()}, {"Tiny": "tiny.svg"})
+    assert (
+        "| 10 | 0.9 | 4.00 | one expert: 5.0 (5.0), 0.9600 | middling: 20.0 (20.0), 0.9500 |"
+        in (text.splitlines())
+    )
+    assert "| 10 | 0.999 | - | none | scan: 100 (100), 1.0000 |" in text.splitlines()
+    assert "Absent: ScaNN (Install scann for this.)" in text
+
+
+def test_a_line_only_rises() -> None:
+    points = [point("a", PEER, 1, 0.5), point("b", PEER, 2, 0.4), point("c", PEER, 3, 0.9)]
+    assert [each["name"] for each in curve_report.front(points[::-1])] == ["a", "c"]
+
+
+def test_answers_are_counted_in_any_order_and_once() -> None:
+    best = np.array([[0, 1, 2], [3, 4, 5]])
+    answers = np.array([[2, 9, 0], [4, 4, -1]])
+    assert curves.shared(answers, best) == 3
+
+
+@pytest.mark.parametrize("width", [15, 16])
+def test_a_bias_becomes_a_column(width: int) -> None:
+    bias = random_rows(1, 50, 3)[0]
+    head = Head(random_rows(50, width, 1), bias)
+    hidden = random_rows(20, width, 2)
+    wide, rows = curves.widened(head, hidden)
+    assert wide.bias is None and wide.weight.shape[1] == rows.shape[1] == (
+        16 if width == 15 else 18
+    )
+    np.testing.assert_allclose(rows @ wide.weight.T, hidden @ head.weight.T + bias, atol=1e-5)
+    plain, same = curves.widened(Head(head.weight, None), hidden)
+    assert plain.weight.shape[1] == same.shape[1] == 16
+
+
+def test_dials_fit_the_head_and_the_answers() -> None:
+    assert dials.reordered(1) == [30, 100]
+    assert dials.reordered(10) == [30, 100, 300]
+    assert dials.reordered(100) == [300, 1000]
+    for n_classes in (200, 10_000, 49_152):
+        assert all(
+            dial.settings["probes"] <= dial.settings["lists"] <= n_classes // 4
+            for dial in [*dials.ivf(n_classes), *dials.codes(n_classes, 10)]
+        )
+        assert all(
+            dial.settings["searched"] <= dial.settings["leaves"] <= n_classes // 8
+            for dial in dials.scann(n_classes, 10)
+        )
+
+
+def write_capture(folder: Path, *, valid: int) -> Path:
+    rng = np.random.default_rng(0)
+    weight = random_rows(TINY.n_classes, TINY.hidden_size, 2)
+
+    def piece(split: str, rows: int) -> Piece:
+        hidden = rng.normal(size=(rows, TINY.hidden_size)).astype(np.float32)
+        return Piece(split, rows, lambda: (hidden, np.zeros(rows, np.int64)))
+
+    pieces = [piece("train", 10), *([piece("valid", valid)] if valid else [])]
+    write_pieces(Source(weight, pieces, 10 + valid, {}), folder, "fp32")
+    return folder
+
+
+def test_a_tiny_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "HASTY", curves.Effort(rounds=2, microseconds=50, most_calls=5))
+    monkeypatch.setattr(graph_indexes, "WIDTHS", (10, 100, 200))
+    captured = write_capture(tmp_path / "captured", valid=40)
+    write_random(tmp_path / "tiny/1", TINY)
+    document = tmp_path / "page.md"
+    document.write_text("<!-- curves:begin -->\n<!-- curves:end -->\n")
+    options = ["--title", "Tiny", "--out", tmp_path / "curves.json", "--images", tmp_path]
+    given = ["--capture", captured, "--bundle", tmp_path / "tiny/1", "--document", document]
+    result = CliRunner().invoke(
+        curves.main, ["--quick", *map(str, [*options, *given])], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+
+    run = json.loads((tmp_path / "curves.json").read_text())["Tiny"]
+    assert run["rows"] == 40
+    by_name = {(each["name"], each["k"]): each for each in run["points"]}
+    for k in (1, 10, 100):
+        assert by_name["ONNX Runtime fp32", k]["recall"] == 1.0
+        assert by_name["tiny, experts 1", k]["recall"] < 0.9  # its numbers are random
+    assert {each["method"] for each in run["points"] if each["kind"] == OURS} == {"tiny, experts"}
+    absent = {each["method"] for each in run["absent"]}
+    expected = {"FAISS IVF-Flat", "FAISS IVF-PQ FastScan", "FAISS IVF-RaBitQ", "FAISS HNSW"}
+    assert expected - absent <= {each["method"] for each in run["points"]}
+    assert all(0 <= each["recall"] <= 1 for each in run["points"])
+    assert all(
+        each["queries_per_second"] == round(1e6 / each["mean_us"], 1) for each in run["points"]
+    )
+    assert "time of the fastest other / ours" in document.read_text()
+    assert (tmp_path / "curves-tiny.svg").stat().st_size > 1000
+
+
+def test_recall_is_that_of_held_out_rows(tmp_path: Path) -> None:
+    captured = write_capture(tmp_path / "captured", valid=30)
+    data = curves.read_queries(curves.read_capture(captured), 10)
+    assert data.hidden.shape == (10, TINY.hidden_size)
+    assert np.array_equal(data.best, full_topk(data.hidden, data.head, 100))
+    assert data.ks == [1, 10, 100]
+
+
+def test_a_capture_without_held_out_rows_is_refused(tmp_path: Path) -> None:
+    captured = write_capture(tmp_path / "captured", valid=0)
+    result = CliRunner().invoke(curves.main, ["--quick", "--capture", str(captured)])
+    assert result.exit_code == 1 and "has no held-out rows" in result.output
+    result = CliRunner().invoke(curves.main, ["--quick"])
+    assert result.exit_code == 2 and "--capture is needed." in result.output
