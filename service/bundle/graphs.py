@@ -103,7 +103,8 @@ def expert_graph(weight: Matrix, n_classes: int, bias: NDArray[np.float32] | Non
 def head_graph(weight: External, bias: NDArray[np.float32] | None = None) -> bytes:
     """As `expert_graph` of all classes, but its matrix outside is stored by row, [N,D]."""
     form = ExpertForm("plain", biased=bias is not None, absent=False)
-    return _serialize_expert(form, weight.shape, weight.shape[0], {"W": weight} | _bias(bias))
+    constants: Constants = {"W": weight, **_bias(bias)}
+    return _serialize_expert(form, weight.shape, weight.shape[0], constants)
 
 
 def shared_graph(
@@ -118,7 +119,7 @@ def shared_graph(
     others together, for which `rest` is an estimate: the log of their sum is rest . (h, 1).
     """
     n_classes, hidden_size = weight.shape
-    constants = {"W": weight, **shared_constants(classes, rest, bias)}
+    constants: Constants = {"W": weight, **shared_constants(classes, rest, bias)}
     form = ExpertForm("shared", biased=bias is not None, absent=True)
     return _serialize_expert(form, (len(classes), hidden_size), n_classes, constants)
 
@@ -127,7 +128,11 @@ def shared_constants(
     classes: NDArray[np.int64], rest: NDArray[np.float32], bias: NDArray[np.float32] | None
 ) -> "dict[str, NDArray[Any]]":
     """The arrays within such an expert's graph that follow from its index and the head."""
-    found = {"classes": classes, "rest": rest[:-1], "rest_bias": rest[-1:]}
+    found: dict[str, NDArray[Any]] = {
+        "classes": classes,
+        "rest": rest[:-1],
+        "rest_bias": rest[-1:],
+    }
     return found if bias is None else found | {"bias": bias}
 
 

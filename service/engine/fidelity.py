@@ -5,6 +5,7 @@ F features.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,9 +133,12 @@ class FidelityBackend(Backend):
 def _joined(parts: list[TopK]) -> TopK:
     """Of consecutive rows."""
     rows = ("classes", "log_probs", "experts", "gates", "searched", "rungs")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in rows}
     sums = ("gate_seconds", "expert_rows", "expert_seconds")
-    return TopK(**joined, **{name: sum(getattr(part, name) for part in parts) for name in sums})
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in rows
+    }
+    joined |= {name: sum(getattr(part, name) for part in parts) for name in sums}
+    return TopK(**joined)
 
 
 def _lists(bundle: Bundle, rows: HeadRows) -> ClassLists:

@@ -153,38 +153,46 @@ def add_up(
         )
 
 
-@compiled({*REORDERED, "nnan"})
-def scores_and_bound(
+@ordered
+def fill_in_scores(
     sums: NDArray[np.int32],
     scales: Floats,
-    errors: Floats,
-    lengths: Floats,
     biases: Floats,  # or empty
     step: float,
+    scores: NDArray[np.float64],  # to fill in
+) -> None:
+    """Approximate scores of some classes."""
+    if biases.shape[0] > 0:
+        for i in range(scales.shape[0]):
+            scores[i] = np.float64(sums[i]) * (scales[i] * step) + biases[i]
+    else:
+        for i in range(scales.shape[0]):
+            scores[i] = np.float64(sums[i]) * (scales[i] * step)
+
+
+@ordered
+def reaching(
+    scores: NDArray[np.float64],
+    errors: Floats,
+    lengths: Floats,
     length: float,
     remainder: float,
-    scores: NDArray[np.float64],  # to fill in
-) -> float:
-    """Approximate scores of some classes; returns what no exact one exceeds."""
-    n = scales.shape[0]
-    most = -np.inf
-    if biases.shape[0] > 0:
-        for i in range(n):
-            score = np.float64(sums[i]) * (scales[i] * step) + biases[i]
-            scores[i] = score
-            most = max(most, score + (errors[i] * length + lengths[i] * remainder))
-    else:
-        for i in range(n):
-            score = np.float64(sums[i]) * (scales[i] * step)
-            scores[i] = score
-            most = max(most, score + (errors[i] * length + lengths[i] * remainder))
-    return most
+    floor: float,
+) -> int:
+    """How many of some classes may have an exact score of at least `floor`."""
+    # Apart from where scores are filled in, and counted: such a loop is made of vectors.
+    count = 0
+    for i in range(errors.shape[0]):
+        if scores[i] + (errors[i] * length + lengths[i] * remainder) >= floor:
+            count += 1
+    return count
 
 
 @ordered
 def bound(lists: ClassLists, at: int, rows: QueryRows, b: int) -> float:
     """How far the approximate score of row b with the class at `at` may be from the exact one."""
-    return lists.errors[at] * rows.lengths[b] + lists.lengths[at] * rows.remainders[b]
+    off: float = lists.errors[at] * rows.lengths[b] + lists.lengths[at] * rows.remainders[b]
+    return off
 
 
 @reordered

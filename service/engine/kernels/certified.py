@@ -18,7 +18,8 @@ from service.engine.kernels.bounded_products import (
     add_up,
     bound,
     exact_score,
-    scores_and_bound,
+    fill_in_scores,
+    reaching,
 )
 from service.engine.kernels.class_lists import SLACK, ClassLists
 from service.engine.kernels.float_products import fetch
@@ -234,19 +235,17 @@ def scan_tile(
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         add_up(lists, rows.x[b], width, first, last, stop, scan.products)
-        no_bias = lists.biases.shape[0] == 0
-        most = scores_and_bound(
-            scan.products,
-            lists.scales[first:last],
+        biases = lists.biases if lists.biases.shape[0] == 0 else lists.biases[first:last]
+        fill_in_scores(scan.products, lists.scales[first:last], biases, rows.steps[b], scan.chunk)
+        found = reaching(
+            scan.chunk,
             lists.errors[first:last],
             lists.lengths[first:last],
-            lists.biases if no_bias else lists.biases[first:last],
-            rows.steps[b],
             rows.lengths[b],
             rows.remainders[b],
-            scan.chunk,
+            scan.thresholds[t] - slack,
         )
-        if most < scan.thresholds[t] - slack:
+        if found == 0:
             scan.sums[t] += sum_below(scan.chunk, last - first, scan.shifts[t])
             continue
         if scan.counts[t] + CHUNK > room:
@@ -304,7 +303,7 @@ def score_candidates(
             fetch(lists.weights, np.int64(lists.classes[places[i + FETCHED]]) * width, width)
         score = scores[i]
         if best.counts[b] < k or score + bound(lists, at, rows, b) >= best.scores[b, k - 1] - slack:
-            c = np.int64(lists.classes[at])
+            c = int(lists.classes[at])
             score = exact_score(lists, h, c)
             keep(best, b, score, c)
         add_exponential(scan, t, score)

@@ -194,8 +194,8 @@ def describe(
     """What a row's difficulty goes by, after its first expert was searched."""
     scores, k = answers.best.scores[b], answers.best.classes.shape[1]
     outside, normaliser = answers.outside[b], answers.normalisers[b]
-    first = max(np.float64(gates[0]), SMALLEST_GATE)
-    second = max(np.float64(gates[1]), SMALLEST_GATE) if gates.shape[0] > 1 else first
+    first = max(float(gates[0]), float(SMALLEST_GATE))
+    second = max(float(gates[1]), float(SMALLEST_GATE)) if gates.shape[0] > 1 else first
     gap = scores[0] - scores[1] if k > 1 else 0.0
     low, high = -LARGEST_FEATURE, LARGEST_FEATURE
     features[0] = 1.0

@@ -146,13 +146,14 @@ def test_approximate_scores_are_within_their_bounds(shape: tuple[int, int], seed
     exact = by_numpy.all_scores(head, hidden)
     for b in range(2):
         bounded_products.add_up(lists, rows.x[b], shape[1], first, end, end, sums)
-        most = bounded_products.scores_and_bound(
-            sums, lists.scales[first:], lists.errors[first:], lists.lengths[first:], lists.biases,
-            rows.steps[b], rows.lengths[b], rows.remainders[b], scores,
-        )  # fmt: skip
+        scales, errors, lengths = (
+            numbers[first:end] for numbers in (lists.scales, lists.errors, lists.lengths)
+        )
+        bounded_products.fill_in_scores(sums, scales, lists.biases, rows.steps[b], scores)
         bounds = [bounded_products.bound(lists, at, rows, b) for at in range(first, end)]
         assert (np.abs(scores - exact[b]) <= bounds).all()
-        assert most >= exact[b].max()
+        numbers = scores, errors, lengths, rows.lengths[b], rows.remainders[b]
+        assert bounded_products.reaching(*numbers, exact[b].max()) >= 1
 
 
 def test_an_answer_does_not_depend_on_its_batch() -> None:
