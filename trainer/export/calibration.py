@@ -135,7 +135,7 @@ def searched(layer: HeadSoftmax, hidden: NDArray[np.floating], ks: list[int]) ->
     classes = split_by_expert(layer)
     parts: list[list[Searched]] = [[] for _ in ks]
     for part in progress.each(list(chunks(len(hidden), ROWS_AT_ONCE)), "calibrating"):
-        rows = torch.from_numpy(np.asarray(hidden[part], np.float32))
+        rows = torch.from_numpy(np.array(hidden[part], np.float32))
         scores = logits(rows, layer.head)  # [b,N]
         ranked = scores.topk(ks[-1], dim=1).indices  # [b,k]
         gates = torch.log_softmax(logits(rows, layer.gate), dim=1)

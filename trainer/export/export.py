@@ -21,7 +21,12 @@ from service.errors import BundleExists, DSSError, LabelsWrong
 from trainer.data import run_folder
 from trainer.data.arrays import ClassesDisagree, Head, WidthsDisagree
 from trainer.export.calibration import calibrate
-from trainer.export.parity import check_agreement, check_approximation, check_parity
+from trainer.export.parity import (
+    check_agreement,
+    check_approximation,
+    check_head_answers,
+    check_parity,
+)
 from trainer.export.svd_softmax import ApproximatedLayer, Approximation
 from trainer.export.training_facts import gate_facts, head_recall
 from trainer.layer import DSSoftmax
@@ -136,7 +141,7 @@ def export_head_softmax(
             labels=read_labels(run, labels),
             samples=samples_of(hidden),
         )
-        check_parity(layer, Engine(written), hidden)
+        check_head_answers(layer, Engine(written), hidden)
         unchecked.rename(destination)
     return _moved(written, destination)
 

@@ -22,6 +22,7 @@ TOLERANCE = 1e-4
 # An int8 expert scores its best classes exactly, but its normaliser is a sum over all of them.
 INT8_TOLERANCE = 0.02
 INT8_AGREEMENT = 0.999
+HEAD_TOLERANCE = 0.05  # of the normaliser over the head's rows in whole numbers, on average
 CHECKED = ((1, 1), (10, 1), (10, 2))  # k and experts searched
 
 
@@ -57,6 +58,28 @@ def check_agreement(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32
             raise ParityFailed(
                 f"int8 experts answer as the layer does in {agreement:.2%} of the rows at k={k},"
                 f" experts={experts}; {INT8_AGREEMENT:.1%} are needed, so nothing was exported."
+            )
+
+
+def check_head_answers(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.float32]) -> None:
+    """Refuse if the engine of a layer of the head's own rows names other classes than the layer.
+
+    Its normaliser is a sum of scores in whole numbers, which moves all log-probabilities of a row
+    alike: that may be a little, and much less on average.
+    """
+    for k, experts, log_probs, best, scores in _beside(layer, engine, hidden):
+        shift = (log_probs - scores)[:, :1]
+        if (np.abs(log_probs - scores - shift) > tolerated(scores)).any() or (
+            np.abs(scores - best) > tolerated(best)
+        ).any():
+            raise ParityFailed(
+                f"The bundle's classes differ from the layer's at k={k}, experts={experts}; nothing"
+                " was exported."
+            )
+        if np.abs(shift).mean() > HEAD_TOLERANCE or np.abs(shift).max() > 10 * HEAD_TOLERANCE:
+            raise ParityFailed(
+                f"The bundle's log-probabilities differ from the layer's by {np.abs(shift).mean():.2g}"
+                f" on average at k={k}, experts={experts}; nothing was exported."
             )
 
 

@@ -1,13 +1,14 @@
 """Fits the estimate of what lies outside an expert: the log of the sum of e^score over the classes
 that it does not hold, as one linear row for each expert.
 
-S query rows, b query rows of one expert, D hidden, K experts, V classes of one expert.
+S query rows, B query rows of a batch, D hidden, K experts, V classes of one expert.
 """
 
-from collections.abc import Callable
+import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from service.terminal import progress
 from trainer.data.arrays import chunks
@@ -16,80 +17,64 @@ from trainer.layer.head_softmax import HeadSoftmax, split_by_expert
 
 SCORES_AT_ONCE = 2**22
 SMALLEST_SHARE = 1e-6  # of the probability outside that is told from none
-RIDGE = 1e-3  # of the slope that all experts share, relative to the rows' weight
-OWN_ROWS = 1.0  # times D: so many rows of an expert weigh as much as what all experts share
+EPOCHS = 4
+LEAST_STEPS = 600  # where there are few rows
+BATCH = 1024
+LEARNING_RATE = 0.02  # of standardised inputs; falls to nothing
+RIDGE = 0.001  # on an expert's deviation from the slope that all share
+
+
+def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, seed: int = 0) -> Tensor:
+    """Rows [K,D+1], last column the bias, from query rows [S,D] and the head's log Z [S].
+
+    The loss is the squared error of the estimated log Z. Experts share a slope and have their own
+    deviation from it, as far as their query rows tell one.
+    """
+    expert = layer.route(hidden).expert  # [S]
+    own = own_logsumexp(layer, hidden, expert)  # [S]
+    centre, spread = hidden.mean(dim=0), hidden.std(dim=0).clamp_min(1e-6)  # [D] each
+    shared = torch.zeros(hidden.shape[1] + 1, requires_grad=True)
+    deviation = first_guess(layer.n_experts, expert, own, logsumexp, hidden.shape[1])
+    deviation.requires_grad_(True)
+    optimizer = torch.optim.Adam([shared, deviation], lr=LEARNING_RATE)
+    generator = torch.Generator().manual_seed(seed)
+    epochs = max(EPOCHS, math.ceil(LEAST_STEPS * BATCH / len(hidden)))
+    orders = (torch.randperm(len(hidden), generator=generator) for _ in range(epochs))
+    batches = [rows for order in orders for rows in order.split(BATCH)]
+    for step, rows in enumerate(progress.each(batches, "what experts lack")):
+        inputs = pad((hidden[rows] - centre) / spread, (0, 1), value=1.0)  # [B,D+1]
+        slope = shared + deviation[expert[rows]]  # [B,D+1]
+        estimate = torch.logaddexp(own[rows], (inputs * slope).sum(dim=1))
+        loss = (estimate - logsumexp[rows]).square().mean()
+        loss = loss + RIDGE * deviation[:, :-1].square().mean()
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / len(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    standard = (shared + deviation).detach()  # [K,D+1]
+    slope = standard[:, :-1] / spread
+    return torch.cat([slope, (standard[:, -1] - slope @ centre)[:, None]], dim=1)
+
+
+def first_guess(
+    n_experts: int, expert: Tensor, own: Tensor, logsumexp: Tensor, width: int
+) -> Tensor:
+    """[K,D+1]: no slope, and the log of the mean that rows of an expert lack."""
+    lacking = -torch.expm1((own - logsumexp).clamp_max(0.0))  # [S] share outside
+    outside = logsumexp + lacking.clamp_min(SMALLEST_SHARE).log()
+    rows = torch.bincount(expert, minlength=n_experts).clamp_min(1)
+    mean = torch.zeros(n_experts).index_add_(0, expert, outside) / rows
+    mean[torch.bincount(expert, minlength=n_experts) == 0] = outside.mean()
+    return torch.cat([torch.zeros(n_experts, width), mean[:, None]], dim=1)
 
 
 @torch.no_grad()
-def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor) -> Tensor:
-    """Rows [K,D+1], last column the bias, from query rows [S,D] and the head's log Z [S].
-
-    Rows count by the share of probability outside their expert: the normaliser errs by that share
-    of the estimate's error. Experts share a slope and have their own deviation from it, as far as
-    their query rows tell one.
-    """
-    expert = layer.route(hidden).expert  # [S]
-    outside = log_outside(layer, hidden, logsumexp, expert)  # [S]
-    weight = (outside - logsumexp).exp().clamp_min(SMALLEST_SHARE)  # [S]
-    centre, spread = hidden.mean(dim=0), hidden.std(dim=0).clamp_min(1e-6)  # [D] each
-    groups = [(expert == number).nonzero()[:, 0] for number in range(layer.n_experts)]
-    everywhere = (weight * outside).sum() / weight.sum()
-
-    def standard(rows: Tensor) -> Tensor:
-        return (hidden[rows] - centre) / spread
-
-    shared = _shared_slope(groups, standard, outside, weight)  # [D]
-    rest = torch.empty(layer.n_experts, hidden.shape[1] + 1)
-    for number, rows in enumerate(progress.each(groups, "the rest of each expert")):
-        slope, bias = shared, everywhere
-        if len(rows):
-            own, bias = _fit(standard(rows), outside[rows], weight[rows], shared)
-            slope = shared + own
-        rest[number, :-1] = slope / spread
-        rest[number, -1] = bias - (slope / spread) @ centre
-    return rest
-
-
-def log_outside(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, expert: Tensor) -> Tensor:
-    """The log of the sum of e^score over the classes outside each row's expert, [S]."""
-    found = torch.empty_like(logsumexp)
+def own_logsumexp(layer: HeadSoftmax, hidden: Tensor, expert: Tensor) -> Tensor:
+    """The log of the sum of e^score over the classes of each row's expert, [S]."""
+    found = hidden.new_empty(len(hidden))
     for number, classes in enumerate(split_by_expert(layer)):
         rows = (expert == number).nonzero()[:, 0]
         held = layer.head[classes]  # [V,D]
         for part in chunks(len(rows), max(1, SCORES_AT_ONCE // max(len(classes), 1))):
-            own = logits(hidden[rows[part]], held).logsumexp(dim=1)  # [b]
-            share = -torch.expm1((own - logsumexp[rows[part]]).clamp_max(0.0))
-            found[rows[part]] = logsumexp[rows[part]] + share.clamp_min(SMALLEST_SHARE).log()
+            found[rows[part]] = logits(hidden[rows[part]], held).logsumexp(dim=1)
     return found
-
-
-def _shared_slope(
-    groups: list[Tensor], standard: Callable[[Tensor], Tensor], outside: Tensor, weight: Tensor
-) -> Tensor:
-    """The slope [D] of all experts, each with its own bias."""
-    products = moments = None
-    total = weight.sum()
-    for rows in groups:
-        if not len(rows):
-            continue
-        x, y, w = _centred(standard(rows), outside[rows], weight[rows])
-        xx, xy = x.T @ (w[:, None] * x), x.T @ (w * y)
-        products, moments = (xx, xy) if products is None else (products + xx, moments + xy)
-    assert products is not None and moments is not None  # noqa: S101  there are query rows
-    ridge = RIDGE * total * torch.eye(len(products))
-    return torch.linalg.solve(products + ridge, moments)
-
-
-def _fit(x: Tensor, y: Tensor, weight: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
-    """An expert's own deviation from the shared slope [D], and its bias."""
-    centred, residual, w = _centred(x, y - x @ shared, weight)
-    ridge = OWN_ROWS * x.shape[1] * weight.mean() * torch.eye(x.shape[1])
-    products = centred.T @ (w[:, None] * centred)
-    own = torch.linalg.solve(products + ridge, centred.T @ (w * residual))
-    bias = (weight * (y - x @ (shared + own))).sum() / weight.sum()
-    return own, bias
-
-
-def _centred(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    share = weight / weight.sum()
-    return x - share @ x, y - share @ y, weight
