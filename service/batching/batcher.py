@@ -19,7 +19,7 @@ from service.batching.cost import RowCost
 from service.batching.engine_calls import NEVER, PROBE, EngineCalls, Rows, Sampler, late
 from service.batching.lane import STUCK_SECONDS, Lane
 from service.batching.long_lane import LongLane
-from service.batching.queue import BatchKey, QueueLimits
+from service.batching.queue import BatchKey, QueueLimits, batch_key
 from service.batching.short_lane import ShortLane
 from service.batching.threads import EngineThreads
 from service.errors import DSSError, QueryError
@@ -114,7 +114,7 @@ class Batcher:
 
         Arrays are checked before they are joined, so a wrong request fails no other one.
         """
-        key = BatchKey(k, experts, True, mode)
+        key = batch_key(k, experts, True, mode)
         if self._joining or self._short.busy or not self._is_short(key, len(hidden)):
             self._engine.check(hidden, k, experts, mode)
             return self._enqueue(self._lane(key, len(hidden)), hidden, key, deadline)

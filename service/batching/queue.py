@@ -6,6 +6,7 @@ Not thread-safe: callers hold the lock of `EngineThread`.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,10 @@ class BatchKey(NamedTuple):
     experts: int
     counted: bool = True
     mode: Mode = SPARSE
+
+
+# Requests have the same few keys; making one costs more than finding it.
+batch_key = lru_cache(maxsize=1024)(BatchKey)
 
 
 class Job(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from helpers.client.clients import Connect
 from helpers.client.played_core import Play
 from helpers.fake_engine import FakeEngine
-from helpers.promises import EASY, HARD, serving_promises
+from helpers.serving.promises import EASY, HARD, serving_promises
 from helpers.tiny_bundle import WIDTH
 
 from service.client import ContractInfo, QueryRefused, model_info

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as triton
 from helpers.fake_engine import FakeEngine
 from helpers.npy_bytes import npy_bytes
-from helpers.promises import EASY, HARD, Served, serving_promises
+from helpers.serving.promises import EASY, HARD, Served, serving_promises
 from helpers.tiny_bundle import WIDTH
 
 from service.settings import Limits

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from helpers.fake_engine import FakeEngine
 from helpers.npy_bytes import npy_bytes
-from helpers.promises import EASY, HARD, serving_promises
+from helpers.serving.promises import EASY, HARD, serving_promises
 from helpers.tiny_bundle import WIDTH
 from pydantic import ValidationError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.request_event import EVENT
+from helpers.serving.request_event import EVENT
 
 from service.telemetry.access_log import AccessLog, summary
 from service.telemetry.logging_setup import JsonLines
