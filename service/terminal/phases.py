@@ -36,9 +36,11 @@ class Phases:
         return self._earlier + self._now() - self._begun
 
     def figures(self) -> dict[str, Any]:
-        """For a summary: seconds in all, and by phase."""
-        by_phase = {name: round(value, 1) for name, value in self.seconds.items()}
-        return {"seconds": round(self.total, 1), "phases": by_phase}
+        """For a summary: seconds in all, and by phase; what was in none is "other"."""
+        total = self.total
+        known = self.seconds | {"other": max(0.0, total - sum(self.seconds.values()))}
+        by_phase = {name: round(value, 1) for name, value in known.items()}
+        return {"seconds": round(total, 1), "phases": by_phase}
 
     def add_earlier(self, seconds: Mapping[str, float]) -> None:
         """Count what a run had taken before it was broken off."""

@@ -232,8 +232,8 @@ def test_a_head_with_a_bias(files: Path, tmp_path: Path) -> None:
     half = N // 2
     head[half:] = head[:half]  # each class has a twin, which a bias alone makes less likely
     bias = np.where(np.arange(N) < half, 3.0, 0.0).astype(np.float32)
-    labels = rng.integers(half, size=2000)
-    hidden = (head[labels] + 0.3 * rng.normal(size=(2000, D))).astype(np.float32)
+    labels = rng.integers(half, size=8000)
+    hidden = (head[labels] + 0.3 * rng.normal(size=(8000, D))).astype(np.float32)
     for name, array in (("h", hidden), ("y", labels), ("w", head), ("b", bias)):
         np.save(tmp_path / f"{name}.npy", array)
     vectors = ("--hidden", tmp_path / "h.npy", "--labels", tmp_path / "y.npy")
@@ -244,7 +244,7 @@ def test_a_head_with_a_bias(files: Path, tmp_path: Path) -> None:
     assert summary["full_accuracy"] > 0.7  # at most half of that without the bias
     assert summary["accuracy"] >= summary["full_accuracy"] - 0.01
     written = export(tmp_path / "run", tmp_path / "models" / "own" / "1")
-    reported = held_out.put_aside(2000)[1].report
+    reported = held_out.put_aside(8000)[1].report
     answer = Engine(written).topk(hidden[reported], 1)
     right = (answer.classes[:, 0] == labels[reported]).mean()
     assert right == pytest.approx(summary["accuracy"], abs=1e-9)

@@ -54,7 +54,7 @@ def test_scores_of_many_classes_take_bounded_memory() -> None:
     for n_classes in (2, 1000, 10_000, 200_000, 5_000_000, 2**26):
         rows = rows_at_once(n_classes)
         assert rows == 1 or rows * n_classes <= 2**25
-    assert rows_at_once(200_000) >= 64  # with few rows the head is read too often
+    assert rows_at_once(200_000) >= 128  # with few rows the head is read too often
     kept = [scores for _, scores in all_scores(random(9, 4), random(5000, 4), 5000, "")]
     assert len({scores.data_ptr() for scores in kept}) == 1
 

@@ -156,9 +156,9 @@ def test_the_table_and_the_lines_meanwhile(files: Path, tmp_path: Path) -> None:
     assert "The experts hold the full softmax's first class for" in done.stderr
     learning, reach = done.stderr.index("learning"), done.stderr.index("The experts hold")
     assert reach < learning  # before the long part
-    assert set(summary["phases"]) == set(told)
+    assert set(summary["phases"]) == {*told, "other"}
     assert summary["seconds"] <= took + 0.1
-    assert sum(summary["phases"].values()) <= summary["seconds"] + 0.1 * len(summary["phases"])
+    assert sum(summary["phases"].values()) == pytest.approx(summary["seconds"], abs=0.5)
 
 
 def test_the_same_on_a_terminal(files: Path, tmp_path: Path) -> None:

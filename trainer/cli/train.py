@@ -154,7 +154,13 @@ def _train_vectors(
 ) -> None:
     from trainer.data.arrays import open_head, open_vectors
     from trainer.training import from_vectors
-    from trainer.training.config import METHOD_DEFAULTS, VectorsConfig, make_config
+    from trainer.training.config import (
+        MANY_CLASSES,
+        MANY_CLASSES_DEFAULTS,
+        METHOD_DEFAULTS,
+        VectorsConfig,
+        make_config,
+    )
 
     if labels is None:
         raise click.UsageError("--hidden needs --labels.")
@@ -171,12 +177,9 @@ def _train_vectors(
     if objective is None:
         objective = "accuracy" if head is None or method is not None else "fidelity"
     method = method or "warm"
-    chosen = make_config(
-        VectorsConfig,
-        METHOD_DEFAULTS.get(method, {}),
-        *differences,
-        {"objective": objective, "method": method, "speedup": speedup, "rows": rows},
-    )
+    given = {"objective": objective, "method": method, "speedup": speedup, "rows": rows}
+    defaults = METHOD_DEFAULTS.get(method, {})
+    chosen = make_config(VectorsConfig, defaults, *differences, given)
     from_vectors.check_settings(chosen)
     with clock.phase("reading"):
         opened = None if head is None else open_head(head, bias)
@@ -188,8 +191,10 @@ def _train_vectors(
             valid = open_vectors(
                 valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
             )
-    given = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
-    files = {name: str(path) for name, path in given.items() if path is not None}
+    if method == "warm" and n_classes is not None and n_classes > MANY_CLASSES:
+        chosen = make_config(VectorsConfig, MANY_CLASSES_DEFAULTS, *differences, given)
+    paths = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
+    files = {name: str(path) for name, path in paths.items() if path is not None}
     folder = out or Path("runs") / f"{hidden.stem}-{chosen.seed}"
     summary = from_vectors.run(
         chosen, files, training, valid, opened, folder, resume=resume, clock=clock

@@ -18,6 +18,11 @@ SAMPLE_ABOVE = 20_000
 SAMPLES = 4096  # ... from so many classes, drawn for each batch
 
 
+# With more classes than this, a teacher's normalisers are estimated where they can be, and other
+# defaults hold: else both would take longer than all the rest.
+MANY_CLASSES = 100_000
+
+
 class ConfigInvalid(DSSError):
     pass
 
@@ -105,6 +110,9 @@ LASSOS = {
     "proximal": True,
     "beta2": 0.995,
 }
+# With MANY_CLASSES there are few rows for each weight row, so that more epochs would memorise them,
+# and a step's cost is mostly that of changing all weight rows, however many query rows it has.
+MANY_CLASSES_DEFAULTS = {"epochs": 2, "batch_size": 4000}
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "warm": {},
     "mitosis": LASSOS | {"sample_rows": 100_000, "epochs": 6},

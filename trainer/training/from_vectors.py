@@ -21,13 +21,8 @@ from trainer.data.files import write_json
 from trainer.data.rows import MappedRows, sample
 from trainer.layer import DSSoftmax
 from trainer.training import mitosis
-from trainer.training.config import VectorsConfig, to_dict
-from trainer.training.full_softmax import (
-    ESTIMATE_ABOVE,
-    estimated_normalisers,
-    fitted_head,
-    full_normalisers,
-)
+from trainer.training.config import MANY_CLASSES, VectorsConfig, to_dict
+from trainer.training.full_softmax import estimated_normalisers, fitted_head, full_normalisers
 from trainer.training.loop import Data
 from trainer.training.methods import Method, method_of
 from trainer.training.problem import HeldOut, Learned, Problem
@@ -35,7 +30,7 @@ from trainer.training.summary import start_figures, summarize
 from trainer.training.verdict import KEPT, speedup
 
 PARITY_ROWS = 1_000
-MOST_SCORES = 2**34  # of sampled rows by all classes: more would take minutes
+MOST_SCORES = 2**33  # of sampled rows by all classes: more would take minutes
 NORMALISERS = "normalisers.npy"
 HEAD = "head.npy"  # learned here, where none was given
 PHASES = "phases.json"  # the seconds that the run has taken so far
@@ -234,7 +229,7 @@ def make_data(
     if shared is not None:
         found = full_normalisers(MappedRows(training.hidden), len(training.labels), head, shared)
         logsumexp = of_chosen(found, chosen)
-    elif problem.n_classes > ESTIMATE_ABOVE and len(start.keys) < start.n_experts * len(head):
+    elif problem.n_classes > MANY_CLASSES and len(start.keys) < start.n_experts * len(head):
         logsumexp = estimated_normalisers(inputs, len(labels), head, start, config.seed)
     else:
         logsumexp = full_normalisers(inputs, len(labels), head, folder / NORMALISERS)

@@ -24,9 +24,6 @@ from trainer.training.loop import Interrupted, epoch_batches, stop_requests
 
 BATCH = 1000
 ROWS_AT_ONCE = 2048
-# With more classes than this, a teacher's normalisers are estimated where they can be: all classes
-# of all rows would take longer than the training.
-ESTIMATE_ABOVE = 100_000
 LEARNING_RATE = 0.003  # falls linearly to nothing
 
 

@@ -19,7 +19,7 @@ from trainer.data.rows import Rows
 from trainer.layer.bias import with_one
 
 IN_CACHE, AT_MOST = 2**20, 2**25  # scores at once, if that is enough for LEAST_ROWS; and if not
-LEAST_ROWS = 64  # with fewer a product reads the head more often than it computes
+LEAST_ROWS = 128  # with fewer a product reads the head more often than it computes
 BLOCK = 64  # columns whose largest is found first
 LEAST_BLOCKS = 64  # with fewer it is not worth the while
 
@@ -44,7 +44,7 @@ def head_answers(head: Tensor, hidden: Tensor, labels: Tensor) -> HeadAnswers:
     for part, scores in all_scores(head, hidden, len(hidden), "full softmax's answers"):
         own = scores.gather(1, labels[part, None])  # [b,1]
         best[part] = largest(scores, k)[1]
-        rank[part] = (scores > own).sum(dim=1)
+        rank[part] = (scores > own).sum(dim=1, dtype=torch.int32)
         log_prob[part] = own[:, 0] - destructive_logsumexp(scores)
     return HeadAnswers(best, log_prob, rank)
 

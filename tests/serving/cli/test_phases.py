@@ -36,7 +36,7 @@ def test_a_phase_inside_another_has_its_own_seconds() -> None:
     )
     assert phases.figures() == {
         "seconds": 25.3,
-        "phases": {"learning": 15.0, "choosing classes": 7.0, "measuring": 2.3},
+        "phases": {"learning": 15.0, "choosing classes": 7.0, "measuring": 2.3, "other": 1.0},
     }
 
 
