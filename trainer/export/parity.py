@@ -76,10 +76,11 @@ def check_head_answers(layer: DSSoftmax, engine: Engine, hidden: NDArray[np.floa
                 f"The bundle's classes differ from the layer's at k={k}, experts={experts}; nothing"
                 " was exported."
             )
-        if np.abs(shift).mean() > HEAD_TOLERANCE or np.abs(shift).max() > 10 * HEAD_TOLERANCE:
+        mean, most = float(np.abs(shift).mean()), float(np.abs(shift).max())
+        if mean > HEAD_TOLERANCE or most > 10 * HEAD_TOLERANCE:
             raise ParityFailed(
-                f"The bundle's log-probabilities differ from the layer's by {np.abs(shift).mean():.2g}"
-                f" on average at k={k}, experts={experts}; nothing was exported."
+                f"The bundle's log-probabilities differ from the layer's by {mean:.2g} on average"
+                f" at k={k}, experts={experts}; nothing was exported."
             )
 
 
