@@ -20,6 +20,7 @@ from trainer.data.arrays import Head, Vectors
 from trainer.data.files import write_json
 from trainer.data.rows import MappedRows, sample
 from trainer.layer import DSSoftmax
+from trainer.layer.head_softmax import HeadSoftmax
 from trainer.training import mitosis
 from trainer.training.config import MANY_CLASSES, VectorsConfig, to_dict
 from trainer.training.full_softmax import estimated_normalisers, fitted_head, full_normalisers
@@ -242,6 +243,8 @@ def save(folder: Path, problem: Problem, learned: Learned) -> None:
     hidden = problem.report.hidden  # [T,D]
     some = torch.linspace(0, len(hidden) - 1, min(PARITY_ROWS, len(hidden))).long()
     run_folder.save_layer(folder, learned.layer, hidden[some].numpy())
+    if isinstance(learned.layer, HeadSoftmax):  # no choice was made on these rows
+        np.save(folder / run_folder.CALIBRATION, hidden.numpy())
 
 
 def write_growth(file: Path, learned: Learned) -> None:
