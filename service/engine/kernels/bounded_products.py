@@ -19,7 +19,7 @@ from service.engine.kernels.class_lists import LONGEST, ClassLists
 from service.engine.kernels.intrinsics import HAS_AVX2, WORDS, dots_with_four_rows, prefetch
 from service.engine.kernels.jit import REORDERED, Floats, compiled, ordered, reordered
 
-CHUNK = 32  # classes whose scores are looked at together
+CHUNK = 128  # classes whose scores are looked at together; calls cost as much as some of them
 AHEAD = 8  # classes whose rows are asked for before they are used
 
 LARGEST_STEP = 32767.0

@@ -251,7 +251,9 @@ def scan_tile(
         if scan.counts[t] + CHUNK > room:
             make_room(lists, hidden[b], rows, b, t, best, scan)
         for at in range(first, last):
-            score, off = scan.chunk[at - first], bound(lists, at, rows, b)
+            score = scan.chunk[at - first]
+            # `bound`, whose call would pass all lists again.
+            off = lists.errors[at] * rows.lengths[b] + lists.lengths[at] * rows.remainders[b]
             if score + off < scan.thresholds[t] - slack:
                 scan.sums[t] += exponential(np.float32(score - scan.shifts[t]))
                 continue
