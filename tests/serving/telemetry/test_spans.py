@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from helpers.serving.request_event import EVENT
 from helpers.server import free_port, wait_until
+from helpers.serving.request_event import EVENT
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
