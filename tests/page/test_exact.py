@@ -38,7 +38,7 @@ def test_exact_answers_are_asked_for_and_said(page: Page, with_head: Running) ->
     expect(said).not_to_contain_text("scanned")
     dial = page.get_by_label(re.compile("Experts searched"))
     dial.fill("2")
-    page.get_by_label(re.compile("^Exact")).check()  # asked by itself
+    page.get_by_role("checkbox", name=re.compile("Exact")).check()  # asked by itself
     expect(said).to_contain_text("All classes were scanned: these are the output layer's own.")
     expect(dial).to_be_disabled()
     (sample,) = httpx.get(f"{with_head.url}/models/tiny/versions/1/samples?limit=1").json()[
@@ -47,14 +47,14 @@ def test_exact_answers_are_asked_for_and_said(page: Page, with_head: Running) ->
     best = np.argsort(-(HEAD @ np.array(sample)))[:3]
     for place, number in enumerate(best):
         expect(answers(page).nth(place)).to_contain_text(f"class {number}")
-    page.get_by_label(re.compile("^Exact")).uncheck()
+    page.get_by_role("checkbox", name=re.compile("Exact")).uncheck()
     expect(said).not_to_contain_text("scanned")
     expect(dial).to_be_enabled()
 
 
 def test_of_a_file_too(page: Page) -> None:
     page.get_by_label("File", exact=True).check()
-    page.get_by_label(re.compile("^Exact")).check()
+    page.get_by_role("checkbox", name=re.compile("Exact")).check()
     choose_file(page, "row.npy", npy(rows_for(0)))
     with page.expect_request(lambda request: "exact=true" in request.url) as sent:
         ask(page)
@@ -63,8 +63,8 @@ def test_of_a_file_too(page: Page) -> None:
 
 
 def test_a_model_without_its_output_layer_has_no_switch(page: Page) -> None:
-    page.get_by_label(re.compile("^Exact")).check()
-    page.get_by_label("Model").select_option("without")
-    expect(page.get_by_label(re.compile("^Exact"))).to_be_hidden()
+    page.get_by_role("checkbox", name=re.compile("Exact")).check()
+    page.get_by_label("Model", exact=True).select_option("without")
+    expect(page.locator("#exact-field")).to_be_hidden()
     ask(page)
     expect(page.locator("#answer-said")).to_contain_text("The gate chose expert")
