@@ -93,7 +93,8 @@ def test_an_interrupted_run_resumed_equals_an_unbroken_one(
     found = run(broken, settings, resume=True)
 
     assert_same_layer(whole, broken)
-    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+    untimed = {"seconds": 0, "phases": {}}
+    assert found | untimed == expected | untimed
     assert (whole / run_folder.METRICS).read_text() == (broken / run_folder.METRICS).read_text()
 
 
