@@ -242,7 +242,10 @@ def run(
     quick: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    given = [(name, bundles.read(path)) for name, path in zip(names_of(paths), paths, strict=True)]
+    given = [
+        (name, bundles.read(path, head=True))
+        for name, path in zip(names_of(paths), paths, strict=True)
+    ]
     n_classes, hidden_size = data.head.weight.shape
     return {
         "command": shlex.join(["python", "-m", "benchmarks.engines.curves", *sys.argv[1:]]),

@@ -10,11 +10,14 @@ from click.testing import CliRunner
 
 from benchmarks.engines import curve_report, curves, dials, graph_indexes
 from benchmarks.engines.contestants import FULL, OURS, PEER
+from benchmarks.engines.our_dials import our_dials
 from benchmarks.engines.random_bundles import Shape, random_rows, write_random
+from service import bundle
 from trainer.capture.pieces import Piece, Source, write_pieces
 from trainer.data.arrays import Head
 from trainer.evaluation.full_scan import full_topk
 
+GOLDEN = Path(__file__).parents[1] / "serving/bundle/golden"
 TINY = Shape(n_classes=200, n_experts=4, held=120, hidden_size=16)
 
 
@@ -98,6 +101,22 @@ def test_dials_fit_the_head_and_the_answers() -> None:
             dial.settings["searched"] <= dial.settings["leaves"] <= n_classes // 8
             for dial in dials.scann(n_classes, 10)
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [("fidelity4", {"recall promised", "exact"}), ("head4", {"rescored", "exact"})],
+)
+def test_every_mode_of_a_bundle_with_a_head_takes_part(name: str, modes: set[str]) -> None:
+    made = bundle.read(GOLDEN / name, head=True)
+    assert made.rows is not None
+    data = curves.queries(
+        Head(made.rows.weights, made.rows.bias), random_rows(20, made.manifest.hidden_size, 4)
+    )
+    found = [each for each in our_dials("ours", made, [1, 10]) if each.k == 10]
+    assert {each.method for each in found} >= {f"ours, {mode}" for mode in {"experts", *modes}}
+    (exact,) = (each for each in found if each.name == "ours, exact")
+    assert curves.recall_of(exact, data) == 1.0
 
 
 def write_capture(folder: Path, *, valid: int) -> Path:
