@@ -1,5 +1,6 @@
 """`DSSoftmax.from_bundle`: a bundle in PyTorch answers as the engine does."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def assert_same_answers(
     tolerance: float = TOLERANCE,
 ) -> None:
     """Log-probabilities are near, and classes the same wherever they are not nearer still."""
+    layer = copy.deepcopy(layer)  # which computes by itself: only what was loaded has an engine
     for k, experts in asked:
         found = layer.topk(torch.from_numpy(hidden), k, experts)
         answer = engine.topk(hidden, k, experts)
@@ -246,3 +248,18 @@ def test_it_is_saved_and_loaded_as_any_module(layer: DSSoftmax, tmp_path: Path) 
     other.load_state_dict(torch.load(tmp_path / "layer.pt"))
     hidden = torch.from_numpy(rows(10))
     assert torch.equal(other(hidden), layer(hidden))
+
+
+def test_top_k_is_the_engines_until_a_weight_changes(tmp_path: Path) -> None:
+    made = make_bundle(tmp_path / "1", 3, SIZES, "fp32", biased=False)
+    layer, engine, hidden = DSSoftmax.from_bundle(made.path), Engine(made), rows(20)
+    inputs = torch.from_numpy(hidden)
+    answer = engine.topk(hidden, 5)
+    assert np.array_equal(layer.topk(inputs, 5).log_probs.numpy(), answer.log_probs)  # bit for bit
+    assert layer._compiled is not None and layer._compiled.answers_for(layer, inputs)
+    assert not layer._compiled.answers_for(layer, inputs.double())
+    assert copy.deepcopy(layer)._compiled is None
+    with torch.no_grad():
+        layer.gate.mul_(-1.0)
+    assert not layer._compiled.answers_for(layer, inputs)
+    assert not np.array_equal(layer.topk(inputs, 5).classes.numpy(), answer.classes)

@@ -20,6 +20,7 @@ from service.engine import Engine
 from trainer.baselines.bundle import EngineSearch
 from trainer.baselines.method import Baseline, Dial, Inputs
 from trainer.training import warm_start
+from trainer.training.answer_gains import head_gains
 from trainer.training.warm_start import Demand
 
 CLUSTERS = (64, 128, 256)
@@ -58,9 +59,8 @@ class Screening(Baseline):
         hidden, labels = self.inputs.sample()
         gate = warm_start.cluster_gate(hidden, clusters, self.inputs.options.seed)
         head = torch.from_numpy(self.inputs.head.weight)
-        wanted = warm_start.demand(
-            gate, hidden, head, hidden, labels
-        )  # labels of the sample are enough
+        gains = head_gains(head, hidden)
+        wanted = warm_start.demand(gate, hidden, gains, hidden, labels)  # the sample's are enough
         return Clusters(gate, wanted, time.perf_counter() - started)
 
     def build(self, dial: Dial) -> EngineSearch:

@@ -45,12 +45,12 @@ def layer_from_bundle(path: Path) -> DSSoftmax:
 
 
 def _head_softmax(made: Bundle) -> HeadSoftmax:
-    """Of a bundle whose experts have the head's own rows, which are not copied."""
+    """Of a bundle whose experts have the head's own rows."""
     rows, rest = made.shared, made.rest
     assert rows is not None and rest is not None  # noqa: S101
     gate = graphs.constants(made.gate_model)
     biased = rows.bias is not None or "bias" in gate
-    head = torch.from_numpy(rows.weights)
+    head = torch.tensor(rows.weights)
     if biased:
         bias = np.zeros(len(rows.weights), np.float32) if rows.bias is None else rows.bias
         head = torch.cat([head, torch.tensor(bias)[:, None]], dim=1)
