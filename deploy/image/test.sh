@@ -16,7 +16,7 @@ checkout=$(cd "$(dirname "$0")/../.." && pwd)
 checks=$checkout/deploy/image/checks
 python=${PYTHON:-python3}
 user=10001:10001
-most_mb=450
+most_mb=480
 
 say() { printf -- '-- [%3d s] %s\n' "$SECONDS" "$*"; }
 fail() { printf 'image/test.sh: %s\n' "$*" >&2; exit 1; }
