@@ -257,7 +257,7 @@ def test_without_a_head_a_full_softmax_is_learned_first(files: Path, tmp_path: P
     done = dss(*without, *settings, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / run_folder.SUMMARY).read_text())
-    head = np.load(tmp_path / "run" / from_vectors.HEAD)
+    head = np.load(tmp_path / "run" / run_folder.LEARNED_HEAD)
     hidden, labels = (np.load(files / f"valid{n}.npy")[REPORTED] for n in ("", ".labels"))
     right = ((hidden @ head.T).argmax(axis=1) == labels).mean()
     true = ((hidden @ np.load(files / "head.npy").T).argmax(axis=1) == labels).mean()

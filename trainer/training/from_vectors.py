@@ -33,7 +33,6 @@ from trainer.training.verdict import KEPT, speedup
 PARITY_ROWS = 1_000
 MOST_SCORES = 2**33  # of sampled rows by all classes: more would take minutes
 NORMALISERS = "normalisers.npy"
-HEAD = "head.npy"  # learned here, where none was given
 PHASES = "phases.json"  # the seconds that the run has taken so far
 
 
@@ -147,9 +146,11 @@ def make_problem(
         hidden = inputs[sampled]  # [S,D]
     if head is None:
         with clock.phase("full softmax"):
-            weight = fitted_head(config, inputs, labels, n_classes, folder / HEAD)  # [N,D]
+            weight = fitted_head(
+                config, inputs, labels, n_classes, folder / run_folder.LEARNED_HEAD
+            )  # [N,D]
     else:
-        weight = with_bias(head)
+        weight = run_folder.full_matrix(head)
     choice, report = (
         HeldOut(
             MappedRows(rows.measured.hidden)[torch.from_numpy(numbers)],
@@ -174,14 +175,6 @@ def make_problem(
 def count_classes(training: Vectors, valid: Vectors | None) -> int:
     """N, where only labels tell it."""
     return 1 + max(int(found.labels.max()) for found in (training, valid) if found is not None)
-
-
-def with_bias(head: Head) -> Tensor:
-    """The full softmax [N,D], or [N,D+1] with its biases in the last column."""
-    weight = torch.from_numpy(head.weight)
-    if head.bias is None:
-        return weight
-    return torch.cat([weight, torch.from_numpy(head.bias)[:, None]], dim=1)
 
 
 # --- before and after learning ----------------------------------------------------------------
