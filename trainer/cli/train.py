@@ -155,6 +155,7 @@ def _train_vectors(
     from trainer.data.arrays import open_head, open_vectors
     from trainer.training import from_vectors
     from trainer.training.config import (
+        FIDELITY_DEFAULTS,
         MANY_CLASSES,
         MANY_CLASSES_DEFAULTS,
         METHOD_DEFAULTS,
@@ -178,7 +179,7 @@ def _train_vectors(
         objective = "accuracy" if head is None or method is not None else "fidelity"
     method = method or "warm"
     given = {"objective": objective, "method": method, "speedup": speedup, "rows": rows}
-    defaults = METHOD_DEFAULTS.get(method, {})
+    defaults = FIDELITY_DEFAULTS if objective == "fidelity" else METHOD_DEFAULTS[method]
     chosen = make_config(VectorsConfig, defaults, *differences, given)
     from_vectors.check_settings(chosen)
     with clock.phase("reading"):
@@ -191,7 +192,7 @@ def _train_vectors(
             valid = open_vectors(
                 valid_hidden, valid_labels, n_classes=n_classes, hidden_size=hidden_size
             )
-    if method == "warm" and n_classes is not None and n_classes > MANY_CLASSES:
+    if (objective, method) == ("accuracy", "warm") and (n_classes or 0) > MANY_CLASSES:
         chosen = make_config(VectorsConfig, MANY_CLASSES_DEFAULTS, *differences, given)
     paths = {"hidden": hidden, "labels": labels, "head": head, "bias": bias}
     files = {name: str(path) for name, path in paths.items() if path is not None}

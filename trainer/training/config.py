@@ -113,6 +113,8 @@ LASSOS = {
 # With MANY_CLASSES there are few rows for each weight row, so that more epochs would memorise them,
 # and a step's cost is mostly that of changing all weight rows, however many query rows it has.
 MANY_CLASSES_DEFAULTS = {"epochs": 2, "batch_size": 4000}
+# The more rows, the fewer pairs of expert and class that were never seen.
+FIDELITY_DEFAULTS = {"sample_rows": 500_000}
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "warm": {},
     "mitosis": LASSOS | {"sample_rows": 100_000, "epochs": 6},

@@ -31,7 +31,9 @@ from trainer.training.summary import start_figures, summarize
 from trainer.training.verdict import KEPT, speedup
 
 PARITY_ROWS = 1_000
-MOST_SCORES = 2**33  # of sampled rows by all classes: more would take minutes
+# Of sampled rows: more scores by all classes would take minutes, more numbers too much memory.
+MOST_SCORES = {"accuracy": 2**33, "fidelity": 2**34}
+MOST_NUMBERS = 2**29
 NORMALISERS = "normalisers.npy"
 PHASES = "phases.json"  # the seconds that the run has taken so far
 
@@ -141,8 +143,8 @@ def make_problem(
     with clock.phase("reading"):
         inputs = MappedRows(training.hidden, chosen=rows.chosen)
         labels = of_chosen(torch.from_numpy(training.labels.astype(np.int64)), rows.chosen)  # [M]
-        most = max(1, MOST_SCORES // n_classes)
-        sampled = sample(len(labels), min(config.sample_rows, most), config.seed)
+        wanted = rows_to_sample(config, n_classes, training.hidden.shape[1])
+        sampled = sample(len(labels), wanted, config.seed)
         hidden = inputs[sampled]  # [S,D]
     if head is None:
         with clock.phase("full softmax"):
@@ -170,6 +172,11 @@ def make_problem(
         report=report,
         clock=clock,
     )
+
+
+def rows_to_sample(config: VectorsConfig, n_classes: int, hidden_size: int) -> int:
+    bounds = MOST_SCORES[config.objective] // n_classes, MOST_NUMBERS // hidden_size
+    return max(1, min(config.sample_rows, *bounds))
 
 
 def count_classes(training: Vectors, valid: Vectors | None) -> int:

@@ -56,7 +56,9 @@ METHODS = {
     ),
     "mitosis": Method(mitosis.start, mitosis.learn, within_budget=False),
     "dense": Method(dense.start, dense.learn, within_budget=False),
-    "fidelity": Method(fidelity.start, fidelity.learn, within_budget=True),
+    "fidelity": Method(
+        fidelity.start, fidelity.learn, within_budget=True, allowance=fidelity.allowance
+    ),
 }
 
 

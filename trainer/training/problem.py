@@ -16,6 +16,7 @@ from service.errors import DSSError
 from service.terminal.phases import Phases
 from trainer.data.rows import Rows
 from trainer.layer import DSSoftmax
+from trainer.layer.bias import with_one
 from trainer.training import metrics
 from trainer.training.answer_gains import Gains, head_gains
 from trainer.training.best_epoch import BestEpoch
@@ -43,6 +44,13 @@ class HeldOut:
         """The full softmax's answers to these rows."""
         return head_answers(self.head, self.hidden, self.labels)
 
+    @property
+    def logsumexp(self) -> Tensor:
+        """The full softmax's log Z, [T]."""
+        matrix = self.head[self.labels]  # [T,D]
+        hidden = with_one(self.hidden) if matrix.shape[1] > self.hidden.shape[1] else self.hidden
+        return (hidden * matrix).sum(dim=1) - self.full.log_prob
+
     def figures(self, layer: DSSoftmax) -> dict[str, Any]:
         utilization = metrics.utilization(layer, self.hidden)
         sizes = layer.expert_sizes
@@ -66,6 +74,7 @@ class Problem:
     choice: HeldOut  # rows that choices are made on: when to stop, which layer to keep
     report: HeldOut  # rows that only the reported figures come from
     clock: Phases = field(default_factory=Phases)
+    kept: dict[str, object] = field(default_factory=dict)  # by a method, from step to step
 
     @property
     def n_classes(self) -> int:

@@ -7,6 +7,7 @@ S sampled query rows, D hidden, K experts, N classes, R weight rows.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ GATE_VALUE = 0.8  # mean of the best gate value at the start: the gradient has n
 CLUSTER_ROWS = 100_000
 SEARCH_STEPS = 50
 START = "start.pt"  # of a run: the layer before it learned anything
+ROUNDING = 1e-6
 LEAST_TRAFFIC = 0.1  # of an equal share
 COPIES = 0.6  # share of the budget that copies for the sake of keep-one may take
 # Exponents on the price of an expert, tried in turn until the copies fit.
@@ -106,25 +108,12 @@ def choose_classes(
         return make_layer(gate, held, problem.head, before, biased=problem.biased)
 
 
-@torch.no_grad()
 def allowance(config: VectorsConfig, problem: Problem, layer: DSSoftmax) -> float | None:
     """How many classes an answer must score, about, so that experts hold the full softmax's first
-    class for 99% of the rows for choices; None if no budget does.
-
-    A pair of expert and class is held if its gain per query row is above a threshold. The threshold
-    below which too many of these rows' pairs lie gives the cost.
-    """
+    class for 99% of the rows for choices; None if no budget does."""
     wanted = problem_demand(layer.gate.detach(), problem)
-    expert = layer.route(problem.choice.hidden).expert  # [T]
-    share = wanted.share
-    needed = share[expert, problem.choice.full.best[:, 0]].sort().values  # [T]
-    threshold = needed[int((1 - KEPT) * len(needed))]
-    if threshold <= 0:
-        return None
-    held = share >= threshold
-    if config.keep_one:
-        held = with_one_copy(held, fallback_experts(wanted, COPIES * problem.budget))
-    return mean_cost(held, wanted)
+    fallback = fallback_experts(wanted, COPIES * problem.budget) if config.keep_one else None
+    return rows_needed(problem, layer, wanted, fallback)
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ class Demand:
     rows: Tensor  # [K] sampled query rows that each expert receives
     labels: Tensor  # [K,N] how often a class is the label, over all training rows
 
-    @property
+    @cached_property
     def share(self) -> Tensor:
         """The gain per query row that the expert receives, [K,N]."""
         return self.gain / self.rows.clamp_min(1)[:, None]
@@ -201,29 +190,49 @@ def select(
     A class in expert k adds u_k to the mean number of classes scored, so pairs are taken in the
     order of their gain per query row of the expert.
     """
-    share = wanted.share  # [K,N]
     if keep_one and fallback is None:
         fallback = fallback_experts(wanted, COPIES * mean_rows)
+    return held_above(least_gain(wanted, mean_rows, fallback), wanted, fallback)
 
-    def held_above(threshold: float) -> Tensor:
-        held = share > threshold
-        return held if fallback is None else with_one_copy(held, fallback)
 
+def held_above(threshold: float, wanted: Demand, fallback: Tensor | None) -> Tensor:
+    """The pairs [K,N] whose gain per query row is above the threshold, and copies in `fallback`."""
+    held = wanted.share > threshold
+    return held if fallback is None else with_one_copy(held, fallback)
+
+
+def least_gain(wanted: Demand, mean_rows: float, fallback: Tensor | None) -> float:
+    """The gain per query row above which pairs fit into the budget."""
     low, high = 0.0, float(len(RECALL_AT))
-    if mean_cost(held_above(low), wanted) <= mean_rows:
-        return held_above(low)
+    if mean_cost(held_above(low, wanted, fallback), wanted) <= mean_rows:
+        return low
     for _ in range(SEARCH_STEPS):
         middle = (low + high) / 2
-        fits = mean_cost(held_above(middle), wanted) <= mean_rows
+        fits = mean_cost(held_above(middle, wanted, fallback), wanted) <= mean_rows
         low, high = (low, middle) if fits else (middle, high)
-    chosen = held_above(high)
+    chosen = held_above(high, wanted, fallback)
     least = mean_cost(chosen, wanted)
     if least > mean_rows or not chosen.any():
         raise BudgetImpossible(
-            f"No layer of {len(share)} experts has {mean_rows:.1f} classes per answer"
-            f" {'with a copy of every class' if keep_one else ''}; the least is {least:.1f}."
+            f"No layer of {len(wanted.rows)} experts has {mean_rows:.1f} classes per answer"
+            f"{'' if fallback is None else ' with a copy of every class'}; the least is"
+            f" {least:.1f}."
         )
-    return chosen
+    return high
+
+
+@torch.no_grad()
+def rows_needed(
+    problem: Problem, layer: DSSoftmax, wanted: Demand, fallback: Tensor | None
+) -> float | None:
+    """See `allowance`. A pair of expert and class is held if its gain per query row is above a
+    threshold. The threshold below which too many of the rows' pairs lie gives the cost."""
+    expert = layer.route(problem.choice.hidden).expert  # [T]
+    needed = wanted.share[expert, problem.choice.full.best[:, 0]].sort().values  # [T]
+    threshold = float(needed[int((1 - KEPT) * len(needed))])
+    if threshold <= 0:
+        return None
+    return mean_cost(held_above(threshold * (1 - ROUNDING), wanted, fallback), wanted)
 
 
 def mean_cost(held: Tensor, wanted: Demand) -> float:

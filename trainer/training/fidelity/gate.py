@@ -15,7 +15,7 @@ from trainer.training.fidelity.teacher import Answers
 BATCH = 2048
 BETAS = (0.9, 0.99)
 LEARNING_RATE_END = 0.05  # share that is left at the end
-LEAST = 1e-3  # of a row's answers that any expert counts as holding
+TEMPERATURE = 0.02  # differences of an expert's value, of a row's whole worth, that count as large
 
 
 def learn_gate(
@@ -24,15 +24,18 @@ def learn_gate(
     answers: Answers,
     worth: Tensor,
     held: Tensor,
+    cost: Tensor,
     *,
     epochs: int,
     learning_rate: float,
     seed: int,
 ) -> Tensor:
-    """A gate [K,D] on inputs [S,D], given which classes each expert holds, [K,N] bool.
+    """A gate [K,D] on inputs [S,D], given which classes each expert holds, [K,N] bool, and what it
+    costs to search an expert [K], in shares of a row's worth.
 
-    The loss is the negative log of the worth that a row's answers have in the experts, by their
-    gate values: it is least where the gate is sure of an expert that holds all of them.
+    An expert's value to a row is the share of the worth of the row's answers that it holds, less
+    its cost. The loss is a smooth mean of the values under the gate: it is least where the gate is
+    sure of the best expert, and rows that any of several experts answers well move little.
     """
     table = held.T.float().contiguous()  # [N,K]
     gate = gate.clone().requires_grad_(True)
@@ -53,8 +56,9 @@ def learn_gate(
                     per_sample_weights=worth[rows] / whole[rows],
                     mode="sum",
                 )  # [B,K]
+                value = (covered - cost) / TEMPERATURE  # [B,K]
                 log_gate = log_softmax(inputs[rows] @ gate.T, dim=1)  # [B,K]
-                loss = -(log_gate + (covered + LEAST).log()).logsumexp(dim=1).mean()
+                loss = -(log_gate + value).logsumexp(dim=1).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

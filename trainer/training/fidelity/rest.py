@@ -21,6 +21,7 @@ EPOCHS = 4
 LEAST_STEPS = 600  # where there are few rows
 BATCH = 1024
 LEARNING_RATE = 0.02  # of standardised inputs; falls to nothing
+LARGEST_SHIFT, SHIFT_STEPS = 3.0, 30  # of all estimates together
 RIDGE = 0.001  # on an expert's deviation from the slope that all share
 
 
@@ -54,6 +55,29 @@ def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, seed: int = 
     standard = (shared + deviation).detach()  # [K,D+1]
     slope = standard[:, :-1] / spread
     return torch.cat([slope, (standard[:, -1] - slope @ centre)[:, None]], dim=1)
+
+
+@torch.no_grad()
+def unbiased(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor) -> Tensor:
+    """The layer's rows [K,D+1] with one number added to all biases, so that log Z is right on
+    average over query rows [T,D] with the head's log Z [T].
+
+    The layer has not learned from these: rows that it did learn from have less outside its experts.
+    """
+    expert = layer.route(hidden).expert  # [T]
+    own = own_logsumexp(layer, hidden, expert)
+    outside = torch.empty_like(own)
+    for number in range(layer.n_experts):
+        rows = (expert == number).nonzero()[:, 0]
+        outside[rows] = layer.outside(number, hidden[rows])
+    low, high = -LARGEST_SHIFT, LARGEST_SHIFT
+    for _ in range(SHIFT_STEPS):
+        middle = (low + high) / 2
+        over = torch.logaddexp(own, outside + middle).mean() > logsumexp.mean()
+        low, high = (low, middle) if over else (middle, high)
+    shifted = layer.rest.clone()
+    shifted[:, -1] += (low + high) / 2
+    return shifted
 
 
 def first_guess(
