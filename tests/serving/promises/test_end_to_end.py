@@ -147,7 +147,7 @@ def test_the_client_has_them(live: Live) -> None:
 def test_what_a_model_cannot(live: Live) -> None:
     for model, asked, words in (
         ("faithful", {"rescore": True}, "rescore is for layers with learned rows"),
-        ("learned", {"recall": 0.9}, "export it again with calibration rows"),
+        ("learned", {"recall": 0.9}, "for which no recall can be promised"),
     ):
         rows = live.hidden[:1] if model == "faithful" else rows_for(0)
         body = {"inputs": rows.tolist(), **asked}
