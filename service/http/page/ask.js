@@ -22,7 +22,8 @@ const RESCORED = "The output layer ranked what its experts found.";
 const DIAL = {
   fidelity: "More never lose an answer, at a higher cost.",
   accuracy: "More find more, at a higher cost, and may rank worse.",
-  rescored: "More find more, at a higher cost, and may rank worse; Rescore has the output layer rank.",
+  rescored:
+    "More find more, at a higher cost, and may rank worse; Rescore has the output layer rank.",
 };
 
 export class Ask {

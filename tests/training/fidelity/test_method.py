@@ -61,6 +61,7 @@ def test_most_answers_are_the_heads_within_the_budget(run: Path) -> None:
     assert summary["precision"]["1"] > 0.95 and summary["precision"]["10"] > 0.88
     assert summary["flops_speedup"] > 0.95 * 3
     assert abs(summary["perplexity"] / summary["full_perplexity"] - 1) < 0.05
+    assert 0 < summary["log_prob_error"] < 0.2
     layer = run_folder.load_layer(run)
     assert isinstance(layer, HeadSoftmax)
     assert (torch.bincount(layer.class_of_row, minlength=N) > 0).all()  # a copy of every class
