@@ -74,6 +74,10 @@ class ExpertsOutOfRange(QueryError):
     pass
 
 
+class ModeMalformed(QueryError):
+    """exact, recall or rescore is of the wrong type."""
+
+
 class ModesConflict(QueryError):
     """More than one of exact, recall and rescore was asked for, or experts with one without any."""
 

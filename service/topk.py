@@ -42,7 +42,9 @@ class TopK(NamedTuple):
     expert_rows: NDArray[np.int64]  # [K] how many rows each expert was searched for
     expert_seconds: NDArray[np.float64]  # [K] how long that took
     # Only where a mode was asked for.
-    searched: NDArray[np.int64] | None = None  # [B] experts searched; 0: scanned from the start
+    # [B] experts searched: 0 where all classes were scanned from the start, and 1 of a row that was
+    # escalated, whose first expert was searched before all classes were.
+    searched: NDArray[np.int64] | None = None
     rungs: NDArray[np.uint8] | None = None  # [B] index into RUNGS
 
 

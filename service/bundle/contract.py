@@ -52,6 +52,16 @@ class Contract(BaseModel):
             raise ValueError(f"experts must be {len(self.ks)} lists")
         return self
 
+    @property
+    def exact_only(self) -> list[float]:
+        """The levels that only exact answers keep, mostly because they take more rows than the
+        contract was made with."""
+        return [
+            level
+            for place, level in enumerate(self.levels)
+            if all(thresholds[place] is None for thresholds in self.thresholds)
+        ]
+
     def rule(self, k: int, recall: float) -> Rule | None:
         """That of the smallest calibrated k and recall which are not below those asked for; None if
         only exact answers keep the promise."""

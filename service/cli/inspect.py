@@ -51,12 +51,14 @@ def describe(bundle: Bundle) -> dict[str, Any]:
 
 def _contract(contract: Contract) -> dict[str, Any]:
     """What may be promised, and with how many rows that was found out."""
-    kept = [
-        level
-        for place, level in enumerate(contract.levels)
-        if any(thresholds[place] is not None for thresholds in contract.thresholds)
-    ]
-    return {"rows": contract.rows, "ks": contract.ks, "levels": contract.levels, "sparse": kept}
+    scanned = contract.exact_only
+    return {
+        "rows": contract.rows,
+        "ks": contract.ks,
+        "levels": contract.levels,
+        "sparse": [level for level in contract.levels if level not in scanned],
+        "exact_only": scanned,
+    }
 
 
 def table(facts: dict[str, Any]) -> str:
@@ -137,9 +139,13 @@ def _head(facts: dict[str, Any]) -> str:
 
 
 def _promises(contract: dict[str, Any]) -> str:
-    levels = ", ".join(f"{level:g}" for level in contract["sparse"]) or "exact answers only"
+    levels, scanned = (
+        ", ".join(f"{level:g}" for level in contract[name]) for name in ("sparse", "exact_only")
+    )
     ks = ", ".join(f"{k:,}" for k in contract["ks"])
-    return f"recall {levels} at k up to {ks}, calibrated on {contract['rows']:,} rows"
+    sparse = f"recall {levels} at k up to {ks}" if levels else "no recall from experts"
+    exact = f", {scanned} exact only" if scanned else ""
+    return f"{sparse}{exact}, calibrated on {contract['rows']:,} rows"
 
 
 def _accuracy(facts: dict[str, Any]) -> str:

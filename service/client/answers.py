@@ -34,7 +34,7 @@ class Answer:
     model: str
     version: int
     # If exact, recall or rescore was asked for, or the server promises a recall by itself:
-    searched: NDArray[np.int64] | None = None  # [B], experts searched; 0: a scan instead
+    searched: NDArray[np.int64] | None = None  # [B] experts; 0 of exact rows
     rungs: NDArray[np.str_] | None = None  # [B], sparse, escalated or exact
     promise: str | None = None  # of a recall: kept or withdrawn
 

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -310,11 +311,13 @@ def _mode(experts: int | None, exact: bool, recall: float | None, rescore: bool)
     """As a query string has it. What does not go together the server says."""
     asked = [] if experts is None else [f"experts={_count('experts', experts)}"]
     if recall is not None:
-        try:
-            asked.append(f"recall={float(recall)!r}")
-        except (TypeError, ValueError):
-            raise QueryRefused(f"recall must be a number, not {recall!r:.40}.") from None
-    asked += [f"{name}=true" for name, on in (("exact", exact), ("rescore", rescore)) if on]
+        if isinstance(recall, bool) or not isinstance(recall, Real):
+            raise QueryRefused(f"recall must be a number, not {recall!r:.40}.")
+        asked.append(f"recall={float(recall)!r}")
+    for name, on in (("exact", exact), ("rescore", rescore)):
+        if not isinstance(on, bool):
+            raise QueryRefused(f"{name} must be True or False, not {on!r:.40}.")
+        asked += [f"{name}=true"] if on else []
     return "&".join(asked)
 
 

@@ -17,6 +17,7 @@ class ContractInfo:
     rows: int  # it was calibrated with
     levels: tuple[float, ...]  # recalls; above the last one all rows are scanned
     ks: tuple[int, ...]  # numbers of answers; above the last one likewise
+    exact_only: tuple[float, ...] = ()  # of the recalls, those that only a scan of all rows keeps
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def model(document: Any) -> ModelInfo:  # noqa: ANN401
 def _version(document: Any) -> VersionInfo:  # noqa: ANN401
     contract = document.get("contract")
     if contract is not None:
-        lists = {name: tuple(contract[name]) for name in ("levels", "ks")}
+        lists = {name: tuple(found) for name, found in contract.items() if name != "rows"}
         contract = _one(ContractInfo, {**contract, **lists})
     found: VersionInfo = _one(VersionInfo, {**document, "contract": contract})
     return found

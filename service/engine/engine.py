@@ -3,6 +3,7 @@
 B rows, D hidden, K experts, N classes, k answers, F features.
 """
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from service.errors import (
     EmptyBatch,
     ExpertsOutOfRange,
     KOutOfRange,
+    ModeMalformed,
     ModesConflict,
     NoContract,
     NoHead,
@@ -137,6 +139,11 @@ class Engine:
 
     def _exact_backend(self, experts: int, mode: Mode) -> "FidelityBackend":
         """Checks that the mode can be had."""
+        for name, on in (("exact", mode.exact), ("rescore", mode.rescore)):
+            if not isinstance(on, bool):
+                raise ModeMalformed(f"{name} must be true or false, not {on!r:.40}.")
+        if isinstance(mode.recall, bool) or not isinstance(mode.recall, Real | None):
+            raise ModeMalformed(f"recall must be a number, not {mode.recall!r:.40}.")
         if mode.exact + mode.rescore + (mode.recall is not None) > 1:
             raise ModesConflict("Only one of exact, recall and rescore may be asked for.")
         if experts != 1 and not mode.rescore:
@@ -154,6 +161,9 @@ class Engine:
             raise NoContract(
                 "This model has no calibration for recall; "
                 "export it again with calibration rows (dss export --calibrate)."
+                if self._faithful
+                else "This model's experts have learned rows, for which no recall can be promised; "
+                "ask for exact answers, or train with --objective fidelity."
             )
         if self._head is None and self._ships_rows:
             raise NoHead(

@@ -54,7 +54,7 @@ class TopKAnswer(BaseModel):
     gates: list[float] = Field(description="The gate's value for it")
     searched: list[int] | None = Field(
         default=None,
-        description="How many experts were searched for each row, 0 if all classes were scanned"
+        description="How many experts were searched for each row: 0 if all classes were scanned"
         " from the start; only if exact, recall or rescore is asked for",
     )
     rungs: list[Literal["sparse", "escalated", "exact"]] | None = Field(
@@ -74,6 +74,10 @@ class ContractInfo(BaseModel):
     rows: int = Field(description="It was calibrated with")
     levels: list[float] = Field(description="Recalls; above the last one all rows are scanned")
     ks: list[int] = Field(description="Numbers of answers; above the last one likewise")
+    exact_only: list[float] = Field(
+        description="Those of the recalls that only a scan of all rows keeps, for any number of"
+        " answers: mostly because the calibration had too few rows for them"
+    )
 
 
 class VersionInfo(BaseModel):

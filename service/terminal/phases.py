@@ -17,6 +17,7 @@ from service.terminal import console, progress
 
 EVERY = 30.0  # seconds without a line
 LOOK_EVERY = 1.0
+OTHER = "other"
 
 
 class Phases:
@@ -35,18 +36,23 @@ class Phases:
         """Seconds from the beginning, inside and outside of phases."""
         return self._earlier + self._now() - self._begun
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds by phase, which add up to the total; what was in none is "other"."""
+        other = max(0.0, self.total - sum(self.seconds.values()))
+        return self.seconds | {OTHER: other}
+
     def figures(self) -> dict[str, Any]:
-        """For a summary: seconds in all, and by phase; what was in none is "other"."""
-        total = self.total
-        known = self.seconds | {"other": max(0.0, total - sum(self.seconds.values()))}
-        by_phase = {name: round(value, 1) for name, value in known.items()}
-        return {"seconds": round(total, 1), "phases": by_phase}
+        """For a summary: seconds in all, and by phase."""
+        by_phase = {name: round(value, 1) for name, value in self.spent.items()}
+        return {"seconds": round(self.total, 1), "phases": by_phase}
 
     def add_earlier(self, seconds: Mapping[str, float]) -> None:
         """Count what a run had taken before it was broken off."""
         for name, value in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
             self._earlier += value
+            if name != OTHER:  # which is what the phases leave of the total
+                self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The page's switch for exact answers, in a real browser."""
+"""The page's dial and its switches for exact and rescored answers, in a real browser."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from helpers.browser import answers, ask, choose_file, needs_chromium, npy, opened, ready
+from helpers.fidelity_layer import write_fidelity
 from helpers.server import Running, running
 from helpers.tiny_bundle import N_CLASSES, WIDTH, rows_for, write_tiny
 from playwright.sync_api import Browser, Page, expect
@@ -21,6 +22,7 @@ def with_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("exact")
     write_tiny(folder / "models" / "tiny" / "1", head=HEAD)
     write_tiny(folder / "models" / "without" / "1")
+    write_fidelity(folder / "models" / "faithful" / "1", width=WIDTH)
     with running(folder / "models", folder / "log", "--default-model", "tiny") as server:
         yield server
 
@@ -68,3 +70,41 @@ def test_a_model_without_its_output_layer_has_no_switch(page: Page) -> None:
     expect(page.locator("#exact-field")).to_be_hidden()
     ask(page)
     expect(page.locator("#answer-said")).to_contain_text("The gate chose expert")
+
+
+def test_rescored_answers_are_ranked_by_the_output_layer(page: Page, with_head: Running) -> None:
+    page.get_by_label("Answers (k)").select_option("5")
+    exact = page.get_by_role("checkbox", name=re.compile("Exact"))
+    exact.check()
+    rescore = page.get_by_role("checkbox", name=re.compile("Rescore"))
+    rescore.check()
+    expect(exact).not_to_be_checked()  # one of them only
+    dial = page.get_by_label(re.compile("Experts searched"))
+    expect(dial).to_be_enabled()
+    dial.fill("3")
+    with page.expect_request(lambda request: "/topk" in request.url) as sent:
+        ask(page)
+    assert sent.value.post_data_json.keys() >= {"rescore", "experts"}
+    expect(page.locator("#answer-said")).to_contain_text("The output layer ranked what its experts")
+    (sample,) = httpx.get(f"{with_head.url}/models/tiny/versions/1/samples?limit=1").json()[
+        "samples"
+    ]
+    for place, number in enumerate(np.argsort(-(HEAD @ np.array(sample)))[:5]):
+        expect(answers(page).nth(place)).to_contain_text(f"class {number}")
+    exact.check()
+    expect(rescore).not_to_be_checked()
+
+
+def test_the_dial_says_what_more_experts_do(page: Page) -> None:
+    hint, rescore = page.locator("#dial-hint"), page.locator("#rescore-field")
+    expect(hint).to_have_text(re.compile("may rank worse; Rescore has the output layer rank"))
+    expect(rescore).to_be_visible()
+    page.get_by_role("checkbox", name=re.compile("Rescore")).check()
+    page.get_by_label("Model", exact=True).select_option("without")
+    expect(hint).to_have_text(re.compile("and may rank worse.$"))
+    expect(rescore).to_be_hidden()
+    ask(page)  # without it: the server would refuse
+    expect(page.locator("#answer-said")).to_contain_text("The gate chose expert")
+    page.get_by_label("Model", exact=True).select_option("faithful")
+    expect(hint).to_have_text(re.compile("never lose an answer"))
+    expect(rescore).to_be_hidden()

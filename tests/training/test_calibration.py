@@ -7,9 +7,11 @@ import torch
 from trainer.export.calibration import (
     TooFewToCalibrate,
     calibrate,
+    held_out_needed,
     rows_needed,
     searched,
     threshold,
+    too_few_for,
 )
 from trainer.layer.bias import logits
 from trainer.layer.head_softmax import HeadSoftmax, keys_of
@@ -96,5 +98,19 @@ def test_a_layer_keeps_what_its_contract_promises() -> None:
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(TooFewToCalibrate, match="100 rows are too few"):
+    words = r"100 rows are too few to calibrate recall; .* 0\.9 takes 200, .*0\.999 takes 2,016,"
+    with pytest.raises(TooFewToCalibrate, match=words):
         calibrate(make_layer(), np.zeros((100, 8), np.float32))
+
+
+@pytest.mark.parametrize("recall", [0.98, 0.99, 0.995])
+def test_as_many_rows_as_are_asked_for_are_enough(recall: float) -> None:
+    """And with a few less, that promise is for exact answers only."""
+    layer, random = make_layer(), np.random.default_rng(1)
+    layer.keys = torch.arange(4 * 60)  # experts that hold all classes miss none
+    enough = held_out_needed(recall)
+    for rows, kept in ((enough, True), (enough - 64, False)):
+        if rows < 200:
+            continue
+        found = calibrate(layer, random.normal(size=(rows, 8)).astype(np.float32), (recall,))
+        assert (too_few_for(found) == []) == kept == (found.exact_only == [])

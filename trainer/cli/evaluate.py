@@ -19,6 +19,15 @@ from trainer.cli.results import show_evaluation
 )
 @click.option("--bias", type=click.Path(path_type=Path), help="Its bias, .npy.")
 @click.option("--experts-searched", type=int, default=1, show_default=True, help="For each row.")
+@click.option("--exact", is_flag=True, help="Measure exact answers as well.")
+@click.option(
+    "--recall",
+    "recalls",
+    type=click.FloatRange(0, 1, min_open=True),
+    multiple=True,
+    metavar="SHARE",
+    help="Measure answers with this promised recall as well; may be repeated.",
+)
 @click.option("--out", "output", type=click.Path(path_type=Path), help="Also write JSON there.")
 @json_option
 def evaluate(
@@ -28,14 +37,17 @@ def evaluate(
     head: Path | None,
     bias: Path | None,
     experts_searched: int,
+    exact: bool,
+    recalls: tuple[float, ...],
     output: Path | None,
     as_json: bool,
     validation_rows: bool | None,
 ) -> None:
     """Measure a BUNDLE on your vectors: accuracy, cost and latency.
 
-    Precision is against the full softmax, if --head gives it. Of --capture only rows are taken that
-    training with it neither learns from nor makes choices on. Needs no PyTorch.
+    Precision is against the full softmax: of --head, of --capture, or the bundle's own. Of
+    --capture only rows are taken that training with it neither learns from nor makes choices on.
+    Needs no PyTorch.
     """
     if hidden is None or labels is None:
         raise click.UsageError("Give --capture, or --hidden and --labels.")
@@ -48,6 +60,8 @@ def evaluate(
         head=head,
         bias=bias,
         experts_searched=experts_searched,
+        exact=exact,
+        recalls=recalls,
         output=output,
         validation_rows=validation_rows,
     )

@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 from service.terminal.console import json_option, show_json
-from service.terminal.messages import suggest
+from service.terminal.messages import say, suggest
 from trainer.cli.capture_option import capture_option
 from trainer.cli.results import export_facts
 
@@ -68,6 +68,7 @@ def export(
     With --svd-window and --svd-share large experts are approximated by SVD-softmax.
     """
     from trainer.data.arrays import open_head, open_rows
+    from trainer.export.calibration import too_few_for, words_on_rows
     from trainer.export.export import export as export_run
     from trainer.export.export import words_on_approximation
     from trainer.export.svd_softmax import Approximation
@@ -99,6 +100,12 @@ def export(
         f"{destination}: {manifest.n_classes} classes in {manifest.n_experts} experts,"
         f" {size / 1e6:.1f} MB; the service's answers {equal}"
     )
+    few = [] if manifest.contract is None else too_few_for(manifest.contract)
+    if few:
+        say(
+            "The calibration has too few rows for some promises, which are kept by exact answers"
+            f" alone: {words_on_rows(few)}."
+        )
     if approximation is not None:
         click.echo(words_on_approximation(written, approximation))
     suggest(f"dss serve --models {destination.parent.parent}")

@@ -99,6 +99,11 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
             "perplexity",
             f"{summary['perplexity']:.2f}, of the full softmax {summary['full_perplexity']:.2f}",
         ),
+        *(
+            [("log prob error", f"{summary['log_prob_error']:.4f}, the first class's, mean")]
+            if "log_prob_error" in summary
+            else []
+        ),
         (
             "budget",
             f"{summary['rows_asked']:,.1f} classes per answer, used {summary['mean_rows']:,.1f}"

@@ -3,7 +3,8 @@
 B query rows, D hidden, N classes, k answers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +25,41 @@ def rows_at_once(n_classes: int) -> int:
     return max(1, min(16384, LOGITS_AT_ONCE // n_classes))
 
 
+class FullAnswers(NamedTuple):
+    best: NDArray[np.int64]  # [B,k] descending, ties by class id
+    log_probs: NDArray[np.float64]  # [B,a] of the classes asked for
+
+
 def full_topk(hidden: NDArray[np.float32], head: Head, k: int) -> NDArray[np.int64]:
     """The k classes with the largest logits of each row, [B,k] descending, ties by class id."""
     found = np.empty((len(hidden), k), np.int64)
+    for part, logits in _logits(hidden, head):
+        found[part] = _largest(logits, k)
+    return found
+
+
+def full_answers(
+    hidden: NDArray[np.float32], head: Head, k: int, asked: NDArray[np.int64]
+) -> FullAnswers:
+    """The k first classes of each row, and how probable those asked for [B,a] are."""
+    found = FullAnswers(np.empty((len(hidden), k), np.int64), np.empty(asked.shape))
+    for part, logits in _logits(hidden, head):
+        found.best[part] = _largest(logits, k)
+        top = logits.max(axis=1, keepdims=True)
+        total = np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64)
+        scores = np.take_along_axis(logits, asked[part], axis=1).astype(np.float64)
+        found.log_probs[part] = scores - top - np.log(total)
+    return found
+
+
+def _logits(hidden: NDArray[np.float32], head: Head) -> Iterator[tuple[slice, Any]]:
+    """Of some rows after the others, [b,N]."""
     for part in chunks(len(hidden), rows_at_once(len(head.weight))):
         with np.errstate(over="ignore", invalid="ignore"):  # refused by _largest
             logits = hidden[part] @ head.weight.T  # [b,N]
             if head.bias is not None:
                 logits += head.bias
-        found[part] = _largest(logits, k)
-    return found
+        yield part, logits
 
 
 def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:

@@ -5,8 +5,10 @@ Works without PyTorch: the answers are those of the engine that serves the bundl
 B query rows, D hidden, K experts, N classes, k answers, g experts searched.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from numpy.typing import NDArray
 
 from service import bundle as bundles
 from service.bundle import Bundle
-from service.bundle.manifest import RECALL_AT
+from service.bundle.manifest import RECALL_AT, read_manifest
 from service.engine import Engine
 from service.errors import DSSError
 from service.system.machine import machine
 from service.terminal import progress
+from service.topk import SPARSE, Mode
 from trainer.data.arrays import (
     ClassesDisagree,
     Head,
@@ -34,10 +37,13 @@ from trainer.data.arrays import (
 )
 from trainer.data.files import write_json
 from trainer.data.held_out import unseen
-from trainer.evaluation.full_scan import full_scan, full_topk, rows_at_once
+from trainer.evaluation.full_scan import full_answers, full_scan, rows_at_once
+from trainer.evaluation.log_probs import LabelLogProbs
+from trainer.evaluation.modes import ModeCounts, asked_modes, words
 from trainer.evaluation.timing import timed
 
 TIMED_ROWS = 1000
+MOST_NATS = 700.0  # a mean loss beyond which a perplexity is no finite number
 
 PerK = dict[str, float | None]  # by k; None where the model cannot answer so many
 
@@ -52,10 +58,17 @@ class OutputImpossible(DSSError):
 
 @dataclass
 class Counts:
-    """Sums over the rows seen so far; the last four are by k."""
+    """Sums over the rows seen so far; the last four are by k.
+
+    Log-probabilities are of labels, and `log_prob_error` of the bundle's first answers: how far
+    they are from those of the full softmax, whatever their sign.
+    """
 
     reachable: int = 0
     searched: float = 0
+    log_prob: float = 0
+    full_log_prob: float = 0
+    log_prob_error: float = 0
     hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
     full_hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
     shared: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
@@ -70,10 +83,15 @@ def evaluate(
     head: Path | None = None,
     bias: Path | None = None,
     experts_searched: int = 1,
+    exact: bool = False,
+    recalls: tuple[float, ...] = (),
     output: Path | None = None,
     validation_rows: bool | None = None,
 ) -> dict[str, Any]:
     """Check every input, measure, and write the figures to `output` if all went well.
+
+    Exact answers and promised recalls are measured besides, if asked for. Without a head the
+    bundle's own is the full softmax, if it ships one.
 
     If a layer was trained with these files, they are its `validation_rows` or those it learned
     from: then only rows count that it has not seen and that no choice was made on.
@@ -82,20 +100,28 @@ def evaluate(
         raise BiasWithoutHead(f"{bias} is a bias without a head.")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise OutputImpossible(f"{output} cannot be written: it is a folder or lies in none.")
-    bundle = bundles.read(path)
-    engine = Engine(bundle)
-    engine.check(np.zeros((1, engine.hidden_size), np.float32), 1, experts_searched)
-    full = None if head is None else _matching_head(head, bias, engine)
+    manifest = read_manifest(path)
+    bundle = bundles.read(path, head=manifest.rows_folder is not None, manifest=manifest)
+    engine, modes = Engine(bundle), asked_modes(exact, recalls)
+    nothing = np.zeros((1, engine.hidden_size), np.float32)
+    engine.check(nothing, 1, experts_searched)
+    for mode in modes:
+        engine.check(nothing, 1, 1, mode)
+    full = _own_head(bundle) if head is None else _matching_head(head, bias, engine)
     vectors = open_vectors(
         hidden, labels, n_classes=engine.n_classes, hidden_size=engine.hidden_size
     )
     if validation_rows is not None:
         rows = unseen(len(vectors.labels), given=validation_rows)
         vectors = Vectors(vectors.hidden[rows], vectors.labels[rows])
-    figures = measure(bundle, engine, vectors, full, experts_searched)
+    figures = measure(bundle, engine, vectors, full, experts_searched, modes)
     if output is not None:
         _write_json(output, figures)
     return figures
+
+
+def _own_head(bundle: Bundle) -> Head | None:
+    return None if bundle.rows is None else Head(bundle.rows.weights, bundle.rows.bias)
 
 
 def _matching_head(path: Path, bias: Path | None, engine: Engine) -> Head:
@@ -114,14 +140,23 @@ def _matching_head(path: Path, bias: Path | None, engine: Engine) -> Head:
 
 
 def measure(
-    bundle: Bundle, engine: Engine, vectors: Vectors, head: Head | None, experts_searched: int
+    bundle: Bundle,
+    engine: Engine,
+    vectors: Vectors,
+    head: Head | None,
+    experts_searched: int,
+    modes: Sequence[Mode] = (),
 ) -> dict[str, Any]:
     rows, n_classes = len(vectors.labels), engine.n_classes
-    counts = _count(bundle, engine, vectors, head, experts_searched)
+    of_modes = [ModeCounts(engine, mode) for mode in modes]
+    labels = LabelLogProbs(bundle)
+    counts = _count(bundle, engine, vectors, head, experts_searched, labels, of_modes)
     mean_rows = counts.searched / rows
     answered = [k for k in RECALL_AT if k <= engine.n_reachable]
     latency_k = answered[-1]
-    latency_us, full_latency_us = _latencies(engine, vectors, head, latency_k, experts_searched)
+    (latency_us, *mode_us), full_latency_us = _latencies(
+        engine, vectors, head, latency_k, experts_searched, modes
+    )
     return {
         "bundle": str(bundle.path),
         "rows": rows,
@@ -135,6 +170,15 @@ def measure(
         "precision": None
         if head is None
         else {str(k): counts.shared[k] / (k * rows) if k in answered else None for k in RECALL_AT},
+        # Of the labels. The bundle's by each row's first expert: see log_probs.
+        "perplexity": _perplexity(counts.log_prob, rows) if labels.known else None,
+        "full_perplexity": None if head is None else _perplexity(counts.full_log_prob, rows),
+        # Of each row's first answer, against the full softmax: the mean of absolute differences.
+        "log_prob_error": None if head is None else counts.log_prob_error / rows,
+        "modes": [
+            counted.figures(rows, latency)
+            for counted, latency in zip(of_modes, mode_us, strict=True)
+        ],
         "reachable_recall": counts.reachable / rows,
         # Classes scored exactly, or multiply-adds worth as many where an expert is approximated.
         "mean_rows": mean_rows,
@@ -150,12 +194,22 @@ def measure(
     }
 
 
+def _perplexity(log_prob: float, rows: int) -> float:
+    return math.exp(min(MOST_NATS, -log_prob / rows))
+
+
 def _per_k(sums: Mapping[int, float], possible: list[int], rows: int) -> PerK:
     return {str(k): sums[k] / rows if k in possible else None for k in RECALL_AT}
 
 
 def _count(
-    bundle: Bundle, engine: Engine, vectors: Vectors, head: Head | None, experts_searched: int
+    bundle: Bundle,
+    engine: Engine,
+    vectors: Vectors,
+    head: Head | None,
+    experts_searched: int,
+    label_log_probs: LabelLogProbs,
+    of_modes: Sequence[ModeCounts],
 ) -> Counts:
     counts = Counts()
     gate = _gate_session(bundle)
@@ -172,14 +226,25 @@ def _count(
         ranked = gate.run(["expert"], {"hidden": hidden, "g": wanted})[0]  # [B,g]
         counts.searched += float(costs[ranked].sum())
         counts.reachable += int(_contains(held, ranked * engine.n_classes + labels).any(1).sum())
-        best = None if head is None else full_topk(hidden, head, most)  # [B,10]
+        first = engine.topk(hidden, 1, experts_searched)
+        best = None  # [B,10]
+        if head is not None:
+            asked = np.concatenate([labels, first.classes], axis=1)  # [B,2]
+            best, log_probs = full_answers(hidden, head, most, asked)
+            counts.full_log_prob += float(log_probs[:, 0].sum())
+            counts.log_prob_error += float(np.abs(first.log_probs[:, 0] - log_probs[:, 1]).sum())
+            for counted in of_modes:
+                counted.add(hidden, labels, best)
+        if label_log_probs.known:
+            of_first = first if experts_searched == 1 else engine.topk(hidden, 1)
+            counts.log_prob += float(label_log_probs.of(hidden, labels[:, 0], of_first).sum())
         for k in RECALL_AT:
             if best is not None:
                 counts.full_hits[k] += int((best[:, :k] == labels).sum())
             if k > engine.n_reachable:
                 continue
             # One call for each k: a longer answer may search more experts, and rank otherwise.
-            answer = engine.topk(hidden, k, experts_searched)
+            answer = first if k == 1 else engine.topk(hidden, k, experts_searched)
             counts.scored[k] += bundle.cost_of(answer.expert_rows, k)
             counts.hits[k] += int((answer.classes == labels).sum())
             if best is not None:
@@ -204,9 +269,15 @@ def _gate_session(bundle: Bundle) -> onnxruntime.InferenceSession:
 
 
 def _latencies(
-    engine: Engine, vectors: Vectors, head: Head | None, k: int, experts_searched: int
-) -> tuple[float, float | None]:
-    """Median microseconds of one row's top-k by the engine and by a full scan, one thread each.
+    engine: Engine,
+    vectors: Vectors,
+    head: Head | None,
+    k: int,
+    experts_searched: int,
+    modes: Sequence[Mode],
+) -> tuple[list[float], float | None]:
+    """Median microseconds of one row's top-k by the engine, by it in each mode, and by a full scan,
+    one thread each.
 
     Rows from all over the data take turns, so that experts come and go as in real traffic. How
     long a full scan takes does not depend on its weights, so random ones stand in for the head.
@@ -218,12 +289,23 @@ def _latencies(
         shape = (engine.n_classes, engine.hidden_size)
         head = Head(np.random.default_rng(0).standard_normal(shape, np.float32), None)
     scan = full_scan(head, k)
-    queries, full_queries = cycle(single), cycle(single)
-    calls = [lambda: engine.topk(next(queries), k, experts_searched)]
+    calls = [partial(_next_topk, engine, cycle(single), k, experts_searched, SPARSE)]
+    calls += [partial(_next_topk, engine, cycle(single), k, 1, mode) for mode in modes]
     if scan is None:
-        return round(timed(*calls)[0], 1), None
-    latency, full_latency = timed(*calls, lambda: scan(next(full_queries)))
-    return round(latency, 1), round(full_latency, 1)
+        return [round(latency, 1) for latency in timed(*calls)], None
+    queries = cycle(single)
+    *latencies, full = (round(found, 1) for found in timed(*calls, lambda: scan(next(queries))))
+    return latencies, full
+
+
+def _next_topk(
+    engine: Engine,
+    queries: Iterator[NDArray[np.float32]],
+    k: int,
+    experts: int,
+    mode: Mode,
+) -> object:
+    return engine.topk(next(queries), k, experts, mode)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -256,6 +338,7 @@ def rows_by_k(figures: dict[str, Any]) -> list[tuple[str, PerK | None, str]]:
         ("accuracy", figures["accuracy"], ".4f"),
         ("full softmax", figures["full_accuracy"], ".4f"),
         ("precision", figures["precision"], ".4f"),
+        *((f"  {found['asked']}", found["precision"], ".4f") for found in figures["modes"]),
         ("classes scored", figures["mean_rows_at"], ",.1f"),
     ]
 
@@ -271,8 +354,23 @@ def summary(figures: dict[str, Any]) -> list[tuple[str, str]]:
     searched = f"{figures['experts_searched']} of {figures['n_experts']} experts searched"
     return [
         ("rows", f"{figures['rows']:,}, {searched}"),
+        ("perplexity", _words_on_perplexity(figures)),
+        *(
+            [("log prob error", f"{figures['log_prob_error']:.4f}, the first answer's, mean")]
+            if figures["log_prob_error"] is not None
+            else []
+        ),
         ("reachable recall", f"{figures['reachable_recall']:.4f}"),
         ("mean rows", f"{figures['mean_rows']:,.1f} of {figures['n_classes']:,} classes"),
         ("FLOPs speedup", f"{figures['flops_speedup']:.2f}x"),
         ("latency", f"{latency:,.1f} us{against}, one row, top {figures['latency_k']}"),
+        *((found["asked"], words(found, figures["latency_k"])) for found in figures["modes"]),
     ]
+
+
+def _words_on_perplexity(figures: dict[str, Any]) -> str:
+    own, full = (
+        "-" if value is None else f"{value:,.2f}"
+        for value in (figures["perplexity"], figures["full_perplexity"])
+    )
+    return f"{own}, of the full softmax {full}"

@@ -9,6 +9,7 @@ M rows, D hidden, K experts, N classes, k answers, F features.
 """
 
 import warnings
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -57,8 +58,8 @@ def calibrate(
     n_rows = len(hidden)
     if n_rows < LEAST_ROWS:
         raise TooFewToCalibrate(
-            f"{n_rows} rows are too few to calibrate recall; {LEAST_ROWS} are needed at least, and"
-            " twice 1 / (1 - recall) for a promise of that recall."
+            f"{n_rows:,} rows are too few to calibrate recall; a promise of"
+            f" {words_on_rows(levels)}."
         )
     ks = [k for k in ANSWERS if k <= layer.n_classes]
     block = np.arange(n_rows) * BLOCKS // n_rows
@@ -108,6 +109,21 @@ def threshold(difficulty: Floats, loss: Floats, recall: float) -> float | None:
 def rows_needed(recall: float) -> int:
     """Calibration rows without which only an exact scan keeps a promise; half of all held-out."""
     return int(np.ceil(1.0 / (1.0 - recall) - ROUNDING) - 1)
+
+
+def held_out_needed(recall: float) -> int:
+    """Rows for `calibrate`, of which every other block finds the thresholds."""
+    in_each = int(np.ceil(2 * rows_needed(recall) / BLOCKS))
+    return max(LEAST_ROWS, BLOCKS * in_each)
+
+
+def words_on_rows(levels: Iterable[float]) -> str:
+    return ", ".join(f"{level:g} takes {held_out_needed(level):,}" for level in levels) + " rows"
+
+
+def too_few_for(contract: Contract) -> list[float]:
+    """The levels that no calibration with so few rows could keep but by exact answers."""
+    return [level for level in contract.levels if rows_needed(level) > contract.rows]
 
 
 def _fit(found: Searched, fitted: NDArray[np.bool_], n_experts: int) -> tuple[Floats, Floats]:

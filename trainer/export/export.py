@@ -41,6 +41,10 @@ class NothingToApproximate(DSSError):
     pass
 
 
+class NothingToCalibrate(DSSError):
+    """Recall is promised of a head's own rows."""
+
+
 def export(
     run: Path,
     destination: Path,
@@ -68,6 +72,11 @@ def export(
                 " --svd-window."
             )
         return export_head_softmax(run, destination, layer, hidden, facts, labels, calibration)
+    if calibration is not None:
+        raise NothingToCalibrate(
+            "A layer with learned rows has no recall to promise; leave out --calibrate, or train"
+            " with --objective fidelity."
+        )
     gate, gate_bias = _arrays(*layer.split_bias(layer.gate))
     weight, bias = _arrays(*layer.split_bias(layer.weight))
     offsets = np.concatenate([[0], np.cumsum(layer.expert_sizes)])

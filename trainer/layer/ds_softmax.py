@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from service.topk import SPARSE, Mode
 from trainer.layer import losses
 from trainer.layer.bias import with_one
-from trainer.layer.compiled_answers import CompiledAnswers
+from trainer.layer.compiled_answers import CompiledAnswers, NoEngine
 
 if TYPE_CHECKING:
     from service.engine import Engine
@@ -106,9 +107,29 @@ class DSSoftmax(nn.Module):
 
         return layer_from_bundle(Path(path))
 
-    def answer_by(self, engine: "Engine") -> None:
+    def answer_by(self, engine: "Engine", bundle: Path) -> None:
         """Has `topk` answered by the engine of the layer's bundle until a weight changes."""
-        self._compiled = CompiledAnswers(engine, self)
+        self._compiled = CompiledAnswers(engine, bundle, self)
+
+    @property
+    def compiled(self) -> CompiledAnswers | None:
+        """What answers `topk` for as long as the layer is its bundle's."""
+        unchanged = self._compiled is not None and self._compiled.fits(self)
+        return self._compiled if unchanged else None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Saves the layer in a new folder: as the bundle that it was loaded from, while its weights
+        are as they were; else as arrays and a JSON document, which no server can load."""
+        from trainer.layer.pretrained import save
+
+        save(self, Path(folder))
+
+    @staticmethod
+    def from_pretrained(folder: str | Path) -> "DSSoftmax":
+        """The layer that `save_pretrained` saved. No code in the folder is run."""
+        from trainer.layer.pretrained import load
+
+        return load(Path(folder))
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has weights of its own, and an engine cannot be saved.
@@ -332,11 +353,26 @@ class DSSoftmax(nn.Module):
                 best[where] = torch.maximum(best[where], found)
         return best
 
-    def topk(self, hidden: Tensor, k: int, experts: int = 1) -> TopK:
-        """The k most probable classes of each row, searched in its `experts` best experts."""
-        compiled = self._compiled
-        if compiled is not None and compiled.answers_for(self, hidden):
-            return TopK(*compiled.topk(hidden, k, experts))
+    def topk(
+        self,
+        hidden: Tensor,
+        k: int,
+        experts: int = 1,
+        *,
+        exact: bool = False,
+        recall: float | None = None,
+    ) -> TopK:
+        """The k most probable classes of each row, searched in its `experts` best experts.
+
+        The engine of the layer's bundle can also give the output layer's own k best (`exact`), or
+        a share of them that was promised (`recall`).
+        """
+        hidden = hidden.detach().to(self.gate.dtype)
+        mode, compiled = Mode(exact, recall), self.compiled
+        if compiled is not None and len(hidden) and hidden.device.type == "cpu":
+            return TopK(*compiled.topk(hidden, k, experts, mode))
+        if mode != SPARSE:
+            raise NoEngine
         best = self.searched(hidden, k, experts)
         log_probs, classes = best.sort(dim=1, descending=True, stable=True)  # ties by class id
         return TopK(classes[:, :k], log_probs[:, :k])

@@ -38,9 +38,12 @@ def layer_from_bundle(path: Path) -> DSSoftmax:
 
     As long as its weights are as they were loaded, `topk` is answered by the compiled engine.
     """
-    made = bundle.read(path, head=read_manifest(path).objective == "fidelity")
-    layer = _head_softmax(made) if made.shared is not None else _learned_layer(made)
-    layer.answer_by(Engine(made))
+    manifest = read_manifest(path)
+    # The engine needs a head's rows for exact answers; heads of older formats have none.
+    made = bundle.read(path, head=manifest.rows_folder is not None, manifest=manifest)
+    with torch.inference_mode(False):  # whose tensors do not count their changes
+        layer = _head_softmax(made) if made.shared is not None else _learned_layer(made)
+        layer.answer_by(Engine(made), path)
     return layer.eval()
 
 

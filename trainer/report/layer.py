@@ -42,6 +42,10 @@ def _summary_table(summary: dict[str, Any]) -> Table:
         "precision": ("precision against the full softmax" + on, share),
         "perplexity": ("perplexity" + on, lambda v: f"{v:.2f}"),
         "full_perplexity": ("a full softmax's perplexity" + on, lambda v: f"{v:.2f}"),
+        "log_prob_error": (
+            "the first class's log-probability is off by, on average",
+            lambda v: f"{v:.4f}",
+        ),
         "purity": ("classes in exactly their expert", share),
         "flops_speedup": ("FLOPs speedup", times),
         "mean_rows": ("classes scored for an answer, on average", lambda v: f"{v:,.1f}"),

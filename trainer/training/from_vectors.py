@@ -90,9 +90,16 @@ def run(
         save(folder, problem, learned)
         summary |= clock.figures()
         write_json(folder / run_folder.SUMMARY, summary)
+    except KeyboardInterrupt:
+        if (folder / run_folder.CONFIG).exists() and config.objective == "fidelity":
+            say(
+                f"Stopped; {folder} keeps the settings alone, since learning takes minutes: the"
+                " same command with --resume begins it anew."
+            )
+        raise
     finally:
         if (folder / run_folder.CONFIG).exists():  # a run that is broken off goes on with its clock
-            write_json(folder / PHASES, clock.seconds)
+            write_json(folder / PHASES, clock.spent)
     return summary
 
 

@@ -73,12 +73,10 @@ def reachable_recall(layer: DSSoftmax, hidden: Tensor, best: Tensor) -> dict[str
 
 
 @torch.no_grad()
-def label_perplexity(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> float:
-    """Of the labels [B], by the log-probabilities that the layer gives to all classes."""
-    total = 0.0
-    for part in chunks(len(hidden), ROWS_AT_ONCE):
-        total += float(layer(hidden[part], labels[part]).output.double().sum())
-    return perplexity(total / len(hidden))
+def label_log_probs(layer: DSSoftmax, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Of the labels [B], by the log-probabilities that the layer gives to all classes: [B]."""
+    parts = chunks(len(hidden), ROWS_AT_ONCE)
+    return torch.cat([layer(hidden[part], labels[part]).output for part in parts]).double()
 
 
 def perplexity(mean_log_prob: float) -> float:

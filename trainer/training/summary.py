@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainer.layer import DSSoftmax
+from trainer.layer.head_softmax import HeadSoftmax
 from trainer.training import metrics
 from trainer.training.config import VectorsConfig
 from trainer.training.problem import HeldOut, Learned, Problem
@@ -65,10 +66,18 @@ def summarize(
 
 
 def perplexities(layer: DSSoftmax, rows: HeldOut) -> dict[str, float]:
-    return {
-        "perplexity": metrics.label_perplexity(layer, rows.hidden, rows.labels),
-        "full_perplexity": metrics.perplexity(rows.full.log_prob.double().mean().item()),
+    own, full = (
+        metrics.label_log_probs(layer, rows.hidden, rows.labels),
+        rows.full.log_prob.double(),
+    )
+    found = {
+        "perplexity": metrics.perplexity(own.mean().item()),
+        "full_perplexity": metrics.perplexity(full.mean().item()),
     }
+    if isinstance(layer, HeadSoftmax):
+        # Of the first class as of any other: scores are the head's, so only normalisers differ.
+        found["log_prob_error"] = (own - full).abs().mean().item()
+    return found
 
 
 def largest_expert(layer: DSSoftmax, utilization: list[float]) -> dict[str, Any]:

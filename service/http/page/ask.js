@@ -17,6 +17,15 @@ const RUNGS = {
   exact: "All classes were scanned: these are the output layer's own.",
 };
 
+const RESCORED = "The output layer ranked what its experts found.";
+// What more experts do: with learned rows, the scores of two experts are not quite alike.
+const DIAL = {
+  fidelity: "More never lose an answer, at a higher cost.",
+  accuracy: "More find more, at a higher cost, and may rank worse.",
+  rescored:
+    "More find more, at a higher cost, and may rank worse; Rescore has the output layer rank.",
+};
+
 export class Ask {
   #model = null;
   #questions;
@@ -31,10 +40,16 @@ export class Ask {
       by("dial-value").textContent = by("dial").value;
       this.#again();
     });
-    by("exact").addEventListener("change", () => {
-      this.#setDial();
-      this.#again();
-    });
+    for (const [one, other] of [
+      ["exact", "rescore"],
+      ["rescore", "exact"],
+    ]) {
+      by(one).addEventListener("change", () => {
+        if (by(one).checked) by(other).checked = false;
+        this.#setDial();
+        this.#again();
+      });
+    }
     by("k").addEventListener("change", () => this.#again());
     by("vector").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.ask();
@@ -52,8 +67,10 @@ export class Ask {
     this.#empty();
     const dial = by("dial");
     dial.max = Math.min(MOST_EXPERTS, model.n_experts);
-    by("exact-field").hidden = !model.can_exact;
-    if (!model.can_exact) by("exact").checked = false;
+    const canRescore = model.can_exact && model.objective === "accuracy";
+    this.#offer("exact", model.can_exact);
+    this.#offer("rescore", canRescore);
+    by("dial-hint").textContent = DIAL[canRescore ? "rescored" : model.objective];
     this.#setDial();
     by("dial-value").textContent = dial.value;
     const counts = ANSWERS.filter((k) => k <= model.n_classes);
@@ -71,19 +88,20 @@ export class Ask {
     this.#asking?.abort();
     const asking = (this.#asking = new AbortController());
     const model = this.#model;
-    const exact = by("exact").checked;
+    const [exact, rescore] = [by("exact").checked, by("rescore").checked];
     const [k, experts] = [Number(by("k").value), exact ? 1 : Number(by("dial").value)];
+    const how = rescore ? { rescore } : {};
     by("answer").classList.add("old");
     try {
-      const question = await this.#questions.body(k, exact ? { exact } : { experts });
+      const question = await this.#questions.body(k, exact ? { exact } : { experts, ...how });
       const began = performance.now();
       const answer = await this.#post(model, question, asking.signal);
       const took = (performance.now() - began) / 1000;
       const isMore = exact || experts > 1;
-      const before = isMore ? await this.#withOne(model, k, asking.signal) : answer;
+      const before = isMore ? await this.#withOne(model, k, how, asking.signal) : answer;
       if (asking.signal.aborted) return;
       problems.clear(by("ask-problem"));
-      this.#showAnswer(answer, took, before);
+      this.#showAnswer(answer, took, before, rescore ? RESCORED : RUNGS[answer.rungs?.[0]]);
     } catch (error) {
       if (asking.signal.aborted || isAbort(error)) return;
       this.#empty();
@@ -92,8 +110,8 @@ export class Ask {
     }
   }
 
-  async #withOne(model, k, signal) {
-    return this.#post(model, await this.#questions.body(k, { experts: 1 }), signal);
+  async #withOne(model, k, how, signal) {
+    return this.#post(model, await this.#questions.body(k, { experts: 1, ...how }), signal);
   }
 
   #post(model, { query, type, body }, signal) {
@@ -102,6 +120,11 @@ export class Ask {
 
   #again() {
     if (this.#asked) this.ask();
+  }
+
+  #offer(name, possible) {
+    by(`${name}-field`).hidden = !possible;
+    if (!possible) by(name).checked = false;
   }
 
   // Exact answers search all classes, so there is nothing to dial.
@@ -116,7 +139,7 @@ export class Ask {
     this.chosen(null);
   }
 
-  #showAnswer(answer, took, before) {
+  #showAnswer(answer, took, before, way) {
     const [classes] = answer.classes;
     const labels = answer.labels?.[0] ?? [];
     const shares = answer.log_probs[0].map(Math.exp);
@@ -135,7 +158,7 @@ export class Ask {
       "The gate chose ",
       open,
       ` with ${gate(answer.gates[0])}. Answered in ${seconds(took)}.`,
-      ...(answer.rungs ? [` ${RUNGS[answer.rungs[0]]}`] : []),
+      ...(way ? [` ${way}`] : []),
     );
     by("answer-bars").replaceChildren(
       ...classes.map((id, at) => this.#bar(id, labels[at], shares[at], !known.has(id))),

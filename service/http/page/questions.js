@@ -52,7 +52,7 @@ export class Questions {
   }
 
   // What to send. Rows of numbers go as JSON; a file goes as it is, as far as it can.
-  // `how` is {experts} or {exact: true}.
+  // `how` is {experts}, {experts, rescore: true} or {exact: true}.
   async body(k, how) {
     if (this.source === "file") {
       return {

@@ -123,4 +123,6 @@ def _contract(model: Model) -> schemas.ContractInfo | None:
     found = model.engine.contract
     if found is None:
         return None
-    return schemas.ContractInfo(rows=found.rows, levels=found.levels, ks=found.ks)
+    return schemas.ContractInfo(
+        rows=found.rows, levels=found.levels, ks=found.ks, exact_only=found.exact_only
+    )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from service import bundle
+from service.cli import inspect
 from service.client import Client
 
 N, D, K = 300, 24, 8
@@ -147,7 +148,7 @@ def test_the_client_has_them(live: Live) -> None:
 def test_what_a_model_cannot(live: Live) -> None:
     for model, asked, words in (
         ("faithful", {"rescore": True}, "rescore is for layers with learned rows"),
-        ("learned", {"recall": 0.9}, "export it again with calibration rows"),
+        ("learned", {"recall": 0.9}, "for which no recall can be promised"),
     ):
         rows = live.hidden[:1] if model == "faithful" else rows_for(0)
         body = {"inputs": rows.tolist(), **asked}
@@ -163,3 +164,16 @@ def test_a_learned_layer_is_rescored_or_scanned(live: Live) -> None:
     assert exact["classes"] == best(all_scores(HEAD, rows), 3).tolist()
     all_experts = {"rescore": True, "experts": 3}
     assert httpx.post(url, json={**body, **all_experts}).json()["classes"] == exact["classes"]
+
+
+def test_recalls_that_only_a_scan_keeps_are_visible(live: Live) -> None:
+    (version,) = httpx.get(f"{live.server.url}/models/faithful").json()["versions"]
+    contract = version["contract"]
+    assert (contract["levels"], contract["exact_only"]) == ([0.5, 0.9, 0.99], [0.99])
+    with Client(live.server.url) as client:
+        known = client.model("faithful").versions[0].contract
+    assert known is not None and known.exact_only == (0.99,)
+    shown = inspect.table(inspect.describe(live.made))
+    (line,) = [line for line in shown.splitlines() if line.startswith("contract")]
+    words = "recall 0.5, 0.9 at k up to 1, 5, 0.99 exact only, calibrated on 1,000 rows"
+    assert line.removeprefix("contract").strip() == words

@@ -265,7 +265,9 @@ def test_outputs_of_a_mode_are_refused_by_name_without_one(served: Served) -> No
 def test_a_model_says_what_it_can(served: Served, tmp_path: Path) -> None:
     (version,) = served.http.get("/models/tiny").json()["versions"]
     assert (version["objective"], version["can_exact"]) == ("accuracy", True)
-    assert version["contract"] == {"rows": 1000, "levels": [0.9, 0.99], "ks": [10]}
+    assert version["contract"] == {
+        "rows": 1000, "levels": [0.9, 0.99], "ks": [10], "exact_only": []
+    }  # fmt: skip
     config = served.http.get("/v2/models/tiny/config").json()["parameters"]
     assert config["can_exact"] == {"string_value": "true"}
     assert config["recall_levels"] == {"string_value": "0.9,0.99"}

@@ -10,10 +10,16 @@ from helpers.dss_process import dss
 
 from service import bundle
 from service.engine import Engine
+from service.terminal.phases import Phases
 from service.topk import Mode
 from trainer.data import run_folder
+from trainer.data.arrays import open_head, open_vectors
 from trainer.layer.head_softmax import HeadSoftmax
+from trainer.training import from_vectors
+from trainer.training.config import VectorsConfig, make_config
+from trainer.training.fidelity import method
 
+Capture = pytest.CaptureFixture[str]
 N, D, GROUPS = 240, 16, 8
 
 
@@ -61,6 +67,7 @@ def test_most_answers_are_the_heads_within_the_budget(run: Path) -> None:
     assert summary["precision"]["1"] > 0.95 and summary["precision"]["10"] > 0.88
     assert summary["flops_speedup"] > 0.95 * 3
     assert abs(summary["perplexity"] / summary["full_perplexity"] - 1) < 0.05
+    assert 0 < summary["log_prob_error"] < 0.2
     layer = run_folder.load_layer(run)
     assert isinstance(layer, HeadSoftmax)
     assert (torch.bincount(layer.class_of_row, minlength=N) > 0).all()  # a copy of every class
@@ -86,6 +93,46 @@ def test_a_bundle_answers_as_the_head_does(run: Path, files: Path, tmp_path: Pat
         kept = (answer.classes[:, :, None] == best[:, None]).any(axis=2).mean()
         assert kept >= recall
         assert answer.rungs is not None and (answer.rungs == 0).mean() > 0.0
+
+
+def test_a_run_that_was_stopped_begins_anew(
+    run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The same layer as without the break, no file more, and a clock that counts both tries."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    whole = json.loads((run / run_folder.CONFIG).read_text())
+    names = ("hidden", "labels", "head")
+    paths = {name: whole.pop(name) for name in names}
+    training = open_vectors(
+        files / "train.npy", files / "train.labels.npy", n_classes=N, hidden_size=D
+    )
+    valid = open_vectors(
+        files / "valid.npy", files / "valid.labels.npy", n_classes=N, hidden_size=D
+    )
+    config = make_config(VectorsConfig, {k: v for k, v in whole.items() if k != "task"})
+    inputs = (config, paths, training, valid, open_head(Path(paths["head"]), None), tmp_path)
+    began = Phases()
+    with monkeypatch.context() as patch:
+        patch.setattr(method, "fit_rest", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            from_vectors.run(*inputs, clock=began)
+    assert "the same command with --resume begins it anew." in capsys.readouterr().err
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "phases.json"}
+    earlier = from_vectors.earlier_seconds(tmp_path)
+    assert sum(earlier.values()) == pytest.approx(began.total, abs=0.5)
+    again = Phases()
+    summary = from_vectors.run(*inputs, resume=True, clock=again)
+    assert summary["seconds"] == pytest.approx(sum(summary["phases"].values()), abs=0.5)
+    assert summary["seconds"] > sum(earlier.values())
+    assert summary["phases"]["learning"] > earlier["learning"] > 0
+    names_of = [{file.name for file in folder.iterdir()} for folder in (tmp_path, run)]
+    assert names_of[0] == names_of[1]
+    layers = [run_folder.load_layer(folder) for folder in (tmp_path, run)]
+    assert torch.equal(layers[0].keys, layers[1].keys)
+    assert torch.equal(layers[0].gate, layers[1].gate)
 
 
 def test_without_a_copy_of_every_class_there_is_room_for_more(files: Path, tmp_path: Path) -> None:
