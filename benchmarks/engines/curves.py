@@ -246,7 +246,7 @@ def main(
             data = read_queries(read_capture(capture), rows)
             found = run(paths, data, effort=effort, quick=quick, say=click.echo)
             keep(out, title, found)
-            click.echo(curve_report.ratio_table(found))
+            click.echo("\n\n".join(curve_report.tables(found)))
         fill(json.loads(out.read_text()), images, document)
     except DSSError as error:
         raise click.ClickException(str(error)) from error

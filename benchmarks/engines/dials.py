@@ -16,8 +16,8 @@ LEAVES_PER_ROOT = (0.25, 0.5, 1, 2, 4)  # leaves of ScaNN's tree, in roots of th
 SPILLED = (0.5, 1, 2)  # of trees that hold each class twice (SOAR)
 SEARCHED = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # of the leaves
 WIDTHS = (4, 6, 10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)  # of graph searches
-WINDOWS = (8, 16, 32, 64, 128, 256)
-SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+WINDOWS = (16, 32, 64, 128)
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 
 def reordered(k: int) -> list[int]:

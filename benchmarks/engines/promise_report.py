@@ -11,14 +11,12 @@ Run = dict[str, Any]
 def markdown(runs: dict[str, Run]) -> str:
     exact = [run["exact"] for run in runs.values()]
     checked, differing = (sum(each[name] for each in exact) for name in ("rows", "differing"))
-    commands = "\n".join(run["command"] for run in runs.values())
-    machines = dict.fromkeys(measured_on(run) for run in runs.values())
+    commands = "\n".join(f"- {measured_on(run)}: `{run['command']}`" for run in runs.values())
     parts = [
         recall_table(runs),
         exact_table(runs),
         f"Of {checked:,} exact answers together, {differing:,} differ.",
-        "; ".join(machines) + ":",
-        f"```sh\n{commands}\n```",
+        commands,
     ]
     return "\n\n".join(parts)
 

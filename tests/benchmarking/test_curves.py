@@ -36,6 +36,7 @@ def a_run() -> dict[str, Any]:
         "hidden_size": 16,
         "rows": 40,
         "rounds": 2,
+        "tried": {"peer": 30},
         "absent": [{"method": "ScaNN", "reason": "Install scann for this."}],
         "points": [
             point("one expert", OURS, 5.0, 0.96),
@@ -63,6 +64,9 @@ def test_the_table_says_who_and_how_exactly() -> None:
     )
     assert "| 10 | 0.999 | - | none | scan: 100 (100), 1.0000 |" in text.splitlines()
     assert "Absent: ScaNN (Install scann for this.)" in text
+    assert "Of 30 settings of others a first pass left 4." in text
+    assert "| us, top 10 | recall >= 0.9 | recall >= 0.95 |" in text
+    assert "| middling | 20.0 | 20.0 | - | - |" in text.splitlines()
 
 
 def test_a_line_only_rises() -> None:
@@ -203,10 +207,13 @@ def test_a_tiny_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dials, "WIDTHS", (10, 100, 200))
     captured = write_capture(tmp_path / "captured", valid=40)
     write_random(tmp_path / "tiny/1", TINY)
+    write_random(tmp_path / "tiny/2", TINY, precision="int8")
     document = tmp_path / "page.md"
     document.write_text("<!-- curves:begin -->\n<!-- curves:end -->\n")
     options = ["--title", "Tiny", "--out", tmp_path / "curves.json", "--images", tmp_path]
-    given = ["--capture", captured, "--bundle", tmp_path / "tiny/1", "--document", document]
+    given = ["--capture", captured, "--document", document]
+    for version in "12":
+        given += ["--bundle", tmp_path / "tiny" / version]
     result = CliRunner().invoke(
         curves.main, ["--quick", *map(str, [*options, *given])], catch_exceptions=False
     )
@@ -217,8 +224,10 @@ def test_a_tiny_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = {(each["name"], each["k"]): each for each in run["points"]}
     for k in (1, 10, 100):
         assert by_name["ONNX Runtime fp32", k]["recall"] == 1.0
-        assert by_name["tiny, experts 1", k]["recall"] < 0.9  # its numbers are random
-    assert {each["method"] for each in run["points"] if each["kind"] == OURS} == {"tiny, experts"}
+        assert by_name["tiny/1, experts 1", k]["recall"] < 0.9  # its numbers are random
+        assert ("tiny/2, experts 4", k) in by_name
+    ours = {each["method"] for each in run["points"] if each["kind"] == OURS}
+    assert ours == {"tiny/1, experts", "tiny/2, experts"}
     absent = {each["method"] for each in run["absent"]}
     expected = {"FAISS IVF-Flat", "FAISS IVF-PQ FastScan", "FAISS IVF-RaBitQ", "FAISS HNSW"}
     assert expected - absent <= {each["method"] for each in run["points"]}
