@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.engines import curve_report, curves, dials, first_pass, queries
 from benchmarks.engines.contestants import FULL, OURS, PEER, Contestant
-from benchmarks.engines.first_pass import Tried, shortlist, unbeaten
-from benchmarks.engines.our_dials import our_dials
+from benchmarks.engines.curves import __main__ as curves
+from benchmarks.engines.curves import dials, first_pass, queries, report
+from benchmarks.engines.curves.first_pass import Tried, shortlist, unbeaten
+from benchmarks.engines.curves.our_dials import our_dials
 from benchmarks.engines.random_bundles import Shape, random_rows, write_random
 from service import bundle
 from trainer.capture.folder import read_capture
@@ -50,14 +51,14 @@ def a_run() -> dict[str, Any]:
 
 
 def test_the_fastest_of_those_with_enough_recall_are_compared() -> None:
-    found = {each["recall"]: each for each in curve_report.ratios(a_run())}
+    found = {each["recall"]: each for each in report.ratios(a_run())}
     assert [found[level]["ratio"] for level in (0.9, 0.95, 0.99)] == [4.0, 4.0, 5.0]
     assert found[0.99]["peer"]["name"] == "fine" and found[0.99]["ours"]["name"] == "two experts"
     assert found[0.999]["ratio"] is None and found[0.999]["peer"]["name"] == "scan"
 
 
 def test_the_table_says_who_and_how_exactly() -> None:
-    text = curve_report.markdown({"Tiny": a_run()}, {"Tiny": "tiny.svg"})
+    text = report.markdown({"Tiny": a_run()}, {"Tiny": "tiny.svg"})
     assert (
         "| 10 | 0.9 | 4.00 | one expert: 5.0 (5.0), 0.9600 | middling: 20.0 (20.0), 0.9500 |"
         in (text.splitlines())
@@ -71,7 +72,7 @@ def test_the_table_says_who_and_how_exactly() -> None:
 
 def test_a_line_only_rises() -> None:
     points = [point("a", PEER, 1, 0.5), point("b", PEER, 2, 0.4), point("c", PEER, 3, 0.9)]
-    assert [each["name"] for each in curve_report.front(points[::-1])] == ["a", "c"]
+    assert [each["name"] for each in report.front(points[::-1])] == ["a", "c"]
 
 
 def test_answers_are_counted_in_any_order_and_once() -> None:

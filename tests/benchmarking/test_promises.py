@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 from helpers.fidelity_layer import write_fidelity
 from numpy.typing import NDArray
 
-from benchmarks.engines import brute_force, promise_report, promises
+from benchmarks.engines.promises import __main__ as promises
+from benchmarks.engines.promises import brute_force, report
 from service.bundle.contract import Contract
 from service.engine import Engine
 from service.topk import RUNGS, Mode, TopK
@@ -145,7 +146,7 @@ def test_a_wrong_answer_is_counted(tmp_path: Path) -> None:
 )
 def test_a_promise_is_kept_or_not(missed: float, interval: list[float], word: str) -> None:
     each = {"missed": missed, "may_miss": 0.01, "interval": interval}
-    assert promise_report.kept(each) == word
+    assert report.kept(each) == word
 
 
 # --- from end to end ---------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_a_tiny_run(tmp_path: Path, threshold: float, sparse: bool) -> None:
         assert sum(each["rungs"].values()) == pytest.approx(1)
         if sparse:
             assert each["interval"][0] <= each["missed"] <= each["interval"][1]
-            assert each["missed"] > 0.2 and promise_report.kept(each) == "no"
+            assert each["missed"] > 0.2 and report.kept(each) == "no"
         else:
             assert each["missed"] == 0 and each["cost"] > 1 and each["rungs"]["sparse"] == 0
     page = document.read_text()

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.document import write_part
-from benchmarks.engines import brute_force, promise_report
 from benchmarks.engines.__main__ import FILE, FOLDER, RESULTS, installed, keep
+from benchmarks.engines.promises import brute_force, report
 from benchmarks.engines.timing import Rows
 from service import bundle as bundles
 from service.bundle import Bundle
@@ -247,9 +247,9 @@ def main(
             found = run(path, softmax, seen, rows=rows, threads=threads, say=click.echo)
             keep(out, title, found)
         runs = json.loads(out.read_text())
-        click.echo(promise_report.markdown(runs))
+        click.echo(report.markdown(runs))
         if document is not None:
-            write_part(document, "promises", promise_report.markdown(runs))
+            write_part(document, "promises", report.markdown(runs))
     except DSSError as error:
         raise click.ClickException(str(error)) from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.engines.contestants import Contestant
-from benchmarks.engines.queries import Queries, missed_by, rows_of
+from benchmarks.engines.curves.queries import Queries, missed_by, rows_of
 from benchmarks.engines.timing import call_times
 
 CALLS, WARM_UP = 30, 5
@@ -36,8 +36,8 @@ def shortlist(
 ) -> list[Tried]:
     """Of one method; `scans` has the full scan's microseconds for so many answers."""
     times = [(each, quick_time(each, data)) for each in contestants]
-    found = [(each, time) for each, time in times if time <= FAR_SLOWER * scans.get(each.k, np.inf)]
-    found = found or [min(times, key=lambda pair: pair[1])]
+    found = [(each, us) for each, us in times if us <= FAR_SLOWER * scans.get(each.k, np.inf)]
+    found = found or sorted(times, key=lambda pair: pair[1])[:1]
     for rows, doubt in ((slice(None, None, FEW), 1.0), (slice(None), 0.0)):
         field = [asked(each, time, data, rows) for each, time in found]
         stay = unbeaten(field, doubt)

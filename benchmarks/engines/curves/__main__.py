@@ -27,14 +27,15 @@ import click
 import numpy as np
 
 from benchmarks.document import write_part
-from benchmarks.engines import contestants, curve_report, dials, quantised_lists
+from benchmarks.engines import contestants
 from benchmarks.engines.__main__ import IMAGES, QUICK, RESULTS, installed, keep, slug
 from benchmarks.engines.contestants import Contestant
-from benchmarks.engines.first_pass import Tried, asked, quick_time, shortlist
+from benchmarks.engines.curves import dials, quantised_lists, report
+from benchmarks.engines.curves.first_pass import Tried, asked, quick_time, shortlist
+from benchmarks.engines.curves.our_dials import our_dials
+from benchmarks.engines.curves.queries import Queries, read_queries, rows_of
 from benchmarks.engines.graph_indexes import GRAPHS, graphs
 from benchmarks.engines.measure import names_of
-from benchmarks.engines.our_dials import our_dials
-from benchmarks.engines.queries import Queries, read_queries, rows_of
 from benchmarks.engines.ratios import REFERENCE
 from benchmarks.engines.timing import Times, call_times, in_turns, one_thread, summary
 from service import bundle as bundles
@@ -246,7 +247,7 @@ def main(
             data = read_queries(read_capture(capture), rows)
             found = run(paths, data, effort=effort, quick=quick, say=click.echo)
             keep(out, title, found)
-            click.echo("\n\n".join(curve_report.tables(found)))
+            click.echo("\n\n".join(report.tables(found)))
         fill(json.loads(out.read_text()), images, document)
     except DSSError as error:
         raise click.ClickException(str(error)) from error
@@ -256,10 +257,10 @@ def fill(runs: dict[str, dict[str, Any]], images: Path, document: Path | None) -
     """A picture of every run, and the document's part with all of them."""
     places = {title: images / f"curves-{slug(title)}.svg" for title in runs}
     for title, found in runs.items():
-        curve_report.draw(found, places[title])
+        report.draw(found, places[title])
     if document is not None:
         seen = {title: os.path.relpath(place, document.parent) for title, place in places.items()}
-        write_part(document, "curves", curve_report.markdown(runs, seen))
+        write_part(document, "curves", report.markdown(runs, seen))
 
 
 if __name__ == "__main__":
