@@ -9,7 +9,7 @@ from trainer.baselines.method import Dial
 from trainer.baselines.scann_tree import FLAT
 
 LISTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-CLASSES_IN_A_LIST = (10, 640)  # on average, at least and at most
+CLASSES_IN_A_LIST = (32, 640)  # on average, at least and at most
 PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 REORDERED = (10, 30, 60, 100, 200, 300, 600, 1000)  # candidates ranked by the rows themselves
 LEAVES_PER_ROOT = (0.25, 0.5, 1, 2, 4)  # leaves of ScaNN's tree, in roots of the number of classes
@@ -31,7 +31,7 @@ def ivf(n_classes: int) -> list[Dial]:
         Dial({"lists": lists, "probes": probes}, f"IVF{lists} nprobe {probes}")
         for lists in LISTS
         for probes in PROBES
-        if n_classes <= lists * most and lists * fewest <= n_classes and probes <= lists
+        if n_classes / most <= lists <= max(LISTS[0], n_classes // fewest) and probes <= lists
     ]
 
 

@@ -11,13 +11,16 @@ Run = dict[str, Any]
 def markdown(runs: dict[str, Run]) -> str:
     exact = [run["exact"] for run in runs.values()]
     checked, differing = (sum(each[name] for each in exact) for name in ("rows", "differing"))
-    commands = "\n".join(f"- {measured_on(run)}: `{run['command']}`" for run in runs.values())
+    commands: dict[str, list[str]] = {}
+    for run in runs.values():
+        commands.setdefault(measured_on(run), []).append(f"- `{run['command']}`")
     parts = [
         recall_table(runs),
         exact_table(runs),
         f"Of {checked:,} exact answers together, {differing:,} differ.",
-        commands,
     ]
+    for machine, lines in commands.items():
+        parts += [f"{machine}:", "\n".join(lines)]
     return "\n\n".join(parts)
 
 
