@@ -31,7 +31,7 @@ from benchmarks.engines import contestants
 from benchmarks.engines.__main__ import IMAGES, QUICK, RESULTS, installed, keep, slug
 from benchmarks.engines.contestants import Contestant
 from benchmarks.engines.curves import dials, quantised_lists, report
-from benchmarks.engines.curves.first_pass import Tried, asked, quick_time, shortlist
+from benchmarks.engines.curves.first_pass import Tried, asked, quick_times, shortlist
 from benchmarks.engines.curves.our_dials import our_dials
 from benchmarks.engines.curves.queries import Queries, read_queries, rows_of
 from benchmarks.engines.graph_indexes import GRAPHS, graphs
@@ -88,7 +88,7 @@ def gather(data: Queries, quick: bool, say: Callable[[str], None]) -> Field:
         "ScaNN": lambda: contestants.scann(made_from, quick, ks, partial(dials.scann, n_classes)),
         **{kind.library: partial(graphs, kind, head, quick, ks, dials.WIDTHS) for kind in GRAPHS},
     }
-    found = Field([asked(each, quick_time(each, data), data) for each in full_scans(data)])
+    found = Field([asked(*each, data) for each in quick_times(full_scans(data), data)])
     scans = {each.contestant.k: each.microseconds for each in found.kept if is_exact(each)}
     for method, build in builders.items():
         started = perf_counter()
@@ -142,10 +142,10 @@ def measure(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     mine = [each for name, bundle in given for each in our_dials(name, bundle, data.ks)]
+    others = gather(data, quick, say)
+    kept = [*(asked(*each, data) for each in quick_times(mine, data)), *others.kept]
+    say(f"turns of {len(kept)} settings")
     with one_thread():
-        others = gather(data, quick, say)
-        kept = [*(asked(each, quick_time(each, data), data) for each in mine), *others.kept]
-        say(f"turns of {len(kept)} settings")
         turns = [turn(each, data, effort) for each in kept]
         times = in_turns(turns, effort.rounds)
     points = [
