@@ -122,14 +122,18 @@ def imported(module: str, package: str) -> ModuleType:
 
 
 def graphs(
-    kind: type[Graph], head: Head, quick: bool, ks: Sequence[int] = ONE_LENGTH
+    kind: type[Graph],
+    head: Head,
+    quick: bool,
+    ks: Sequence[int] = ONE_LENGTH,
+    widths: Sequence[int] = WIDTHS,
 ) -> Iterator[Contestant]:
     for links in LINKS[:1] if quick else LINKS:
         started = time.perf_counter()
         graph = kind(head, links)
         seconds = round(time.perf_counter() - started, 3)
         for k in ks:
-            for width in some([width for width in WIDTHS if width >= k], quick):
+            for width in some([width for width in widths if width >= k], quick):
                 yield _contestant(graph, links, width, seconds, k)
 
 

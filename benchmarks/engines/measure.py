@@ -60,7 +60,11 @@ def large_experts(folder: Path, shape: Shape, n_rows: int) -> list[Served]:
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Of models/<name>/<version> the name, if that tells them apart."""
     names = [path.parent.name if path.name.isdigit() else path.name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    with_versions = [f"{path.parent.name}/{path.name}" for path in paths]
+    for chosen in (names, with_versions):
+        if len(set(chosen)) == len(chosen):
+            return chosen
+    return [str(path) for path in paths]
 
 
 def gather(

@@ -203,7 +203,8 @@ def test_the_crossover_is_told_in_words() -> None:
 
 def test_bundles_are_named_apart() -> None:
     assert measure.names_of([Path("a/ds/1"), Path("a/int8/1")]) == ["ds", "int8"]
-    assert measure.names_of([Path("a/ds/1"), Path("a/ds/2")]) == ["a/ds/1", "a/ds/2"]
+    assert measure.names_of([Path("a/ds/1"), Path("a/ds/2")]) == ["ds/1", "ds/2"]
+    assert measure.names_of([Path("a/ds/1"), Path("b/ds/1")]) == ["a/ds/1", "b/ds/1"]
 
 
 def test_answers_are_compared_with_labels_and_best() -> None:

@@ -20,6 +20,8 @@ SEARCHED = (2, 5, 10, 25, 50, 100)
 REORDERED = (30, 100)
 DIMENSIONS_PER_CODE, CODES = 2, 16
 THRESHOLD = 0.2  # of anisotropic quantisation, as ScaNN's own examples have it
+SPILLING = {"soar_lambda": 1.5, "overretrieve_factor": 2.0}  # SOAR as its authors set it
+FLAT = 0  # leaves: no tree, the codes of all rows are looked at
 COUNTED_ROWS = 50  # of a batch, to learn how many classes lie in the searched leaves
 
 
@@ -98,17 +100,19 @@ class Scann(Baseline):
             if searched <= self._leaves
         ]
 
-    def _build_tree(self, leaves: int) -> tuple[Any, float]:
+    def _build_tree(self, leaves: int, spilling: bool) -> tuple[Any, float]:
         started = time.perf_counter()
         weight = self.inputs.head.weight
-        built = (
-            self._scann.scann_ops_pybind.builder(weight, 10, "dot_product")
-            .tree(
+        builder = self._scann.scann_ops_pybind.builder(weight, 10, "dot_product")
+        if leaves != FLAT:
+            builder = builder.tree(
                 num_leaves=leaves,
                 num_leaves_to_search=leaves,
                 training_sample_size=len(weight),
+                **(SPILLING if spilling else {}),
             )
-            .score_ah(DIMENSIONS_PER_CODE, anisotropic_quantization_threshold=THRESHOLD)
+        built = (
+            builder.score_ah(DIMENSIONS_PER_CODE, anisotropic_quantization_threshold=THRESHOLD)
             .reorder(REORDERED[-1])
             .build()
         )
@@ -116,7 +120,7 @@ class Scann(Baseline):
 
     def build(self, dial: Dial) -> TreeSearch:
         settings = dial.settings
-        built, seconds = self._tree(settings["leaves"])
+        built, seconds = self._tree(settings["leaves"], settings.get("spilling", False))
         return TreeSearch(
             built,
             self.inputs.n_classes,

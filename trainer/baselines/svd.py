@@ -8,12 +8,12 @@ B rows, D hidden, N classes, C candidates, w window.
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.baselines.method import Baseline, Dial, FixedCost, best_of
+from trainer.baselines.method import Baseline, Dial, FixedCost, Inputs, best_of
 
 WINDOWS = (16, 32, 64)
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1)
@@ -59,6 +59,10 @@ class SVDSoftmax(FixedCost):
 class SVD(Baseline):
     method = "svd"
 
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self._preview = cache(self._first_columns)
+
     def dials(self) -> list[Dial]:
         swept = [(window, share) for window in WINDOWS for share in SHARES]
         swept += [pair for pair in PAPER if pair not in swept]
@@ -71,6 +75,9 @@ class SVD(Baseline):
             for window, share in swept
             if window <= self.inputs.hidden_size
         ]
+
+    def _first_columns(self, window: int) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self.rotated.weight[:, :window])
 
     @cached_property
     def rotated(self) -> Rotated:
@@ -86,5 +93,5 @@ class SVD(Baseline):
     def build(self, dial: Dial) -> SVDSoftmax:
         window, share = dial.settings["window"], dial.settings["share"]
         n_candidates = min(self.inputs.n_classes, max(10, round(share * self.inputs.n_classes)))
-        preview = np.ascontiguousarray(self.rotated.weight[:, :window])
-        return SVDSoftmax(self.rotated, preview, n_candidates, build_seconds=self.rotated.seconds)
+        seconds = self.rotated.seconds
+        return SVDSoftmax(self.rotated, self._preview(window), n_candidates, build_seconds=seconds)

@@ -62,17 +62,23 @@ def markdown(runs: dict[str, Run], images: dict[str, str]) -> str:
 
 
 def _run(title: str, run: Run, image: str) -> str:
+    tried = sum(run["tried"].values())
     parts = [
         f"### {title}",
         f"{run['n_classes']:,} classes, {run['hidden_size']} numbers in a hidden vector, one row a"
         f" call, one thread. Recall on {run['rows']:,} held-out rows; times are medians of"
-        f" {run['rounds']} rounds in which all took turns.",
-        ratio_table(run),
+        f" {run['rounds']} rounds in which all took turns. Of {tried:,} settings of others a first"
+        f" pass left {sum(point['kind'] != OURS for point in run['points']):,}.",
+        *tables(run),
         f"![{title}: queries a second against recall]({image})",
     ]
     parts += [f"Absent: {each['method']} ({each['reason']})" for each in run["absent"]]
     parts.append(machine_line(run))
     return "\n\n".join(parts)
+
+
+def tables(run: Run) -> list[str]:
+    return [ratio_table(run), *method_tables(run)]
 
 
 def ratio_table(run: Run) -> str:
@@ -91,6 +97,21 @@ def ratio_table(run: Run) -> str:
             for each in ratios(run)
         ),
     )
+
+
+def method_tables(run: Run) -> list[str]:
+    """For every k the time of each method's fastest setting that reaches a recall."""
+    methods = list(dict.fromkeys(point["method"] for point in run["points"]))
+    found = []
+    for k in dict.fromkeys(point["k"] for point in run["points"]):
+        header = [f"us, top {k}", *(f"recall >= {level:g}" for level in LEVELS)]
+        rows = []
+        for method in methods:
+            own = [p for p in run["points"] if p["method"] == method and p["k"] == k]
+            best = [fastest_at(own, level) for level in LEVELS]
+            rows.append([method, *("-" if p is None else time(microseconds(p)) for p in best)])
+        found.append(table(header, rows))
+    return found
 
 
 def _point(point: Point | None) -> str:

@@ -1,0 +1,1 @@
+"""Queries a second against recall, for this engine and all others."""

@@ -1,0 +1,1 @@
+"""What promises of recall miss, and whether exact answers are exact."""
