@@ -12,34 +12,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from service.engine.kernels.best import Best, keep, order, replace_least
 from service.engine.kernels.bounded_products import (
-    CHUNK,
+    Doubles,
     QueryRows,
-    add_up,
     bound,
     exact_score,
     fill_in_scores,
+    mark_reaching,
     reaching,
+    sum_below,
+    sum_marked,
 )
 from service.engine.kernels.class_lists import SLACK, ClassLists
 from service.engine.kernels.float_products import fetch
-from service.engine.kernels.jit import Floats, Integers, ordered, reordered
-from service.engine.kernels.scores import exponential
+from service.engine.kernels.int16_intrinsics import EIGHT
+from service.engine.kernels.int16_products import add_up, way_for
+from service.engine.kernels.jit import Floats, Integers, ordered
 
+CHUNK = 128  # classes whose scores are looked at together
 TILE = 256  # classes whose int8 rows stay in the second cache while several rows pass
 ROWS_AT_ONCE = 16
 CANDIDATES = 2048  # room for so many; where there are more, they are scored before the list's end
-FETCHED = 4  # candidates whose rows are asked for before they are used
-
-Doubles = NDArray[np.float64]
-
-
-class Best(NamedTuple):
-    """What is known about each row: exact scores, best first, ties by class."""
-
-    classes: Integers  # [B,k]
-    scores: Doubles  # [B,k]
-    counts: Integers  # [B]
+FETCHED = 8  # candidates whose rows are asked for before they are used
 
 
 class Scan(NamedTuple):
@@ -53,7 +48,8 @@ class Scan(NamedTuple):
     sums: Doubles  # [T] of e^(score - shift), of classes that are no candidates
     shifts: Doubles  # [T] not below the threshold
     chunk: Doubles  # [CHUNK] scratch
-    products: NDArray[np.int32]  # [CHUNK+3] scratch
+    products: NDArray[np.int32]  # [CHUNK+EIGHT] scratch
+    marks: NDArray[np.uint8]  # [CHUNK] scratch
 
 
 @ordered
@@ -61,112 +57,27 @@ def make_scan(n: int, k: int, size: int) -> Scan:
     """For lists of up to `size` classes and up to n rows."""
     together = min(n, ROWS_AT_ONCE)
     room = min(max(CANDIDATES, 4 * k), size) + CHUNK
-    floats = np.empty((3, together), np.float64)
+    # Allocations are a good part of a small call, so there are few.
+    floats = np.empty(together * (k + room + 3) + CHUNK, np.float64)
+    integers = np.empty(together * (room + 1), np.int64)
+    small = np.empty(CHUNK + EIGHT + CHUNK // 4, np.int32)
+    begin = together * 3
+    heaps = floats[begin : begin + together * k].reshape((together, k))
+    begin += together * k
+    scores = floats[begin : begin + together * room].reshape((together, room))
+    begin += together * room
     return Scan(
-        np.empty((together, k), np.float64),
-        floats[0],
-        np.empty((together, room), np.int64),
-        np.empty((together, room), np.float64),
-        np.empty(together, np.int64),
-        floats[1],
-        floats[2],
-        np.empty(CHUNK, np.float64),
-        np.empty(CHUNK + 3, np.int32),
+        heaps=heaps,
+        thresholds=floats[:together],
+        places=integers[: together * room].reshape((together, room)),
+        scores=scores,
+        counts=integers[together * room :],
+        sums=floats[together : 2 * together],
+        shifts=floats[2 * together : 3 * together],
+        chunk=floats[begin:],
+        products=small[: CHUNK + EIGHT],
+        marks=small[CHUNK + EIGHT :].view(np.uint8),
     )
-
-
-# --- the best ----------------------------------------------------------------------------------
-
-
-@ordered
-def keep(best: Best, b: int, score: float, c: int) -> None:
-    """Puts a class among the best of a row, if it belongs there and is not there already."""
-    classes, scores, k = best.classes[b], best.scores[b], best.classes.shape[1]
-    count = best.counts[b]
-    at = count
-    while at > 0 and (scores[at - 1] < score or (scores[at - 1] == score and classes[at - 1] > c)):
-        at -= 1
-    if at == k or (at > 0 and scores[at - 1] == score and classes[at - 1] == c):
-        return
-    last = min(count, k - 1)
-    for i in range(last, at, -1):
-        scores[i], classes[i] = scores[i - 1], classes[i - 1]
-    scores[at], classes[at] = score, c
-    best.counts[b] = min(count + 1, k)
-
-
-@ordered
-def replace_least(heap: Doubles, value: float) -> None:
-    """The least of a heap, which is its first one, by a larger one."""
-    n, at = heap.shape[0], 0
-    while 2 * at + 1 < n:
-        child = 2 * at + 1
-        if child + 1 < n and heap[child + 1] < heap[child]:
-            child += 1
-        if value <= heap[child]:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = value
-
-
-@ordered
-def is_before(scores: Doubles, places: Integers, i: int, j: int) -> bool:
-    return bool(scores[i] > scores[j] or (scores[i] == scores[j] and places[i] < places[j]))
-
-
-@ordered
-def sink_last(scores: Doubles, places: Integers, at: int, n: int) -> None:
-    """Puts a heap in order from `at` on, whose first one comes last."""
-    while 2 * at + 1 < n:
-        child = 2 * at + 1
-        if child + 1 < n and is_before(scores, places, child, child + 1):
-            child += 1
-        if not is_before(scores, places, at, child):
-            break
-        scores[at], scores[child] = scores[child], scores[at]
-        places[at], places[child] = places[child], places[at]
-        at = child
-
-
-@ordered
-def sort(scores: Doubles, places: Integers, n: int) -> None:
-    """The largest score first, ties by place."""
-    for at in range(n // 2 - 1, -1, -1):
-        sink_last(scores, places, at, n)
-    for size in range(n - 1, 0, -1):
-        scores[0], scores[size] = scores[size], scores[0]
-        places[0], places[size] = places[size], places[0]
-        sink_last(scores, places, 0, size)
-
-
-# --- sums of exponentials ----------------------------------------------------------------------
-
-
-@ordered
-def add_exponential(scan: Scan, t: int, score: float) -> None:
-    """Of any score; the shift grows with it."""
-    raise_shift(scan, t, score)
-    scan.sums[t] += np.exp(score - scan.shifts[t])
-
-
-@ordered
-def raise_shift(scan: Scan, t: int, to: float) -> None:
-    if to > scan.shifts[t]:
-        scan.sums[t] *= np.exp(scan.shifts[t] - to)
-        scan.shifts[t] = to
-
-
-@reordered
-def sum_below(scores: Doubles, n: int, shift: float) -> np.float32:
-    """Of e^(score - shift), no score above the shift."""
-    total = np.float32(0)
-    for i in range(n):
-        total += exponential(np.float32(scores[i] - shift))
-    return total
-
-
-# --- searching a list --------------------------------------------------------------------------
 
 
 @ordered
@@ -201,67 +112,90 @@ def search_together(
     for t in range(group.shape[0]):
         b = group[t]
         # Rows that have k answers already look for better ones.
-        known = best.counts[b] == k
-        scan.thresholds[t] = best.scores[b, k - 1] if known else -np.inf
-        scan.heaps[t, :] = np.inf if known else -np.inf
+        scan.thresholds[t] = best.scores[b, k - 1] if best.counts[b] == k else -np.inf
+        scan.heaps[t, :] = -np.inf
         scan.shifts[t] = scan.thresholds[t]
         scan.counts[t], scan.sums[t] = 0, 0.0
-    scattered = stop if which + 2 < lists.offsets.shape[0] else 0
-    for first in range(begin, stop, TILE):
+    tile = TILE if group.shape[0] > 1 else stop - begin
+    for first in range(begin, stop, tile):
+        last = min(first + tile, stop)
         for t in range(group.shape[0]):
-            last = min(first + TILE, stop)
-            scan_tile(lists, hidden, rows, group[t], t, first, last, scattered, best, scan)
+            find_candidates(lists, hidden, rows, group[t], t, first, last, stop, best, scan)
     for t in range(group.shape[0]):
         score_candidates(lists, hidden[group[t]], rows, group[t], t, best, scan)
         logsumexps[group[t]] = scan.shifts[t] + np.log(scan.sums[t])
 
 
 @ordered
-def scan_tile(
+def find_candidates(
     lists: ClassLists,
-    hidden: Floats,
+    hidden: Floats,  # [B,D]
     rows: QueryRows,
     b: int,
     t: int,
-    begin: int,
+    begin: int,  # in the lists
     end: int,
-    stop: int,
+    stop: int,  # where the list ends
     best: Best,
     scan: Scan,
 ) -> None:
-    """Looks for candidates among some classes, for one row."""
+    """Looks for them among some classes, for one row."""
     width, slack = hidden.shape[1], lists.facts[SLACK]
-    room = scan.places.shape[1]
+    x, step, length, remainder = rows.x[b], rows.steps[b], rows.lengths[b], rows.remainders[b]
+    chunk, products, marks, heap = scan.chunk, scan.products, scan.marks, scan.heaps[t]
+    places, scores, way = scan.places[t], scan.scores[t], way_for(width)
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
-        add_up(lists, rows.x[b], width, first, last, stop, scan.products)
+        n = last - first
+        add_up(x, way, lists.quantised, lists.classes[first:stop], n, width, products)
         biases = lists.biases if lists.biases.shape[0] == 0 else lists.biases[first:last]
-        fill_in_scores(scan.products, lists.scales[first:last], biases, rows.steps[b], scan.chunk)
-        found = reaching(
-            scan.chunk,
-            lists.errors[first:last],
-            lists.lengths[first:last],
-            rows.lengths[b],
-            rows.remainders[b],
-            scan.thresholds[t] - slack,
-        )
-        if found == 0:
-            scan.sums[t] += sum_below(scan.chunk, last - first, scan.shifts[t])
+        fill_in_scores(products, lists.scales[first:last], biases, step, chunk)
+        errors, lengths = lists.errors[first:last], lists.lengths[first:last]
+        floor = scan.thresholds[t] - slack
+        if reaching(chunk, errors, lengths, length, remainder, floor) == 0:
+            scan.sums[t] += sum_below(chunk, n, scan.shifts[t])
             continue
-        if scan.counts[t] + CHUNK > room:
+        raised = raise_least(heap, chunk, errors, lengths, length, remainder, slack, floor + slack)
+        raise_threshold(scan, t, raised)
+        if scan.counts[t] + CHUNK > places.shape[0]:
             make_room(lists, hidden[b], rows, b, t, best, scan)
-        for at in range(first, last):
-            score = scan.chunk[at - first]
-            # `bound`, whose call would pass all lists again.
-            off = lists.errors[at] * rows.lengths[b] + lists.lengths[at] * rows.remainders[b]
-            if score + off < scan.thresholds[t] - slack:
-                scan.sums[t] += exponential(np.float32(score - scan.shifts[t]))
-                continue
-            scan.places[t, scan.counts[t]], scan.scores[t, scan.counts[t]] = at, score
-            scan.counts[t] += 1
-            if score - off - slack > scan.heaps[t, 0]:
-                replace_least(scan.heaps[t], score - off - slack)
-                raise_threshold(scan, t, scan.heaps[t, 0])
+        mark_reaching(
+            chunk, errors, lengths, length, remainder, scan.thresholds[t] - slack, marks
+        )
+        scan.sums[t] += sum_marked(chunk, marks, n, scan.shifts[t])
+        count = scan.counts[t]
+        for i in range(n):
+            if marks[i]:
+                places[count], scores[count] = first + i, chunk[i]
+                count += 1
+        scan.counts[t] = count
+
+
+@ordered
+def raise_least(
+    heap: Doubles,
+    scores: Doubles,
+    errors: Floats,
+    lengths: Floats,
+    length: float,
+    remainder: float,
+    slack: float,
+    threshold: float,
+) -> float:
+    """Puts what some classes' scores are at least into the heap, and returns its least."""
+    for i in range(errors.shape[0]):
+        low = scores[i] - (errors[i] * length + lengths[i] * remainder) - slack
+        if low > threshold:
+            replace_least(heap, low)
+            threshold = max(threshold, heap[0])
+    return heap[0]
+
+
+@ordered
+def raise_shift(scan: Scan, t: int, to: float) -> None:
+    if to > scan.shifts[t]:
+        scan.sums[t] *= np.exp(scan.shifts[t] - to)
+        scan.shifts[t] = to
 
 
 @ordered
@@ -279,8 +213,8 @@ def make_room(
     floor, kept = scan.thresholds[t] - lists.facts[SLACK], 0
     for i in range(scan.counts[t]):
         at, score = scan.places[t, i], scan.scores[t, i]
-        if score + bound(lists, at, rows, b) < floor:
-            add_exponential(scan, t, score)
+        if score + bound(lists, at, rows.lengths[b], rows.remainders[b]) < floor:
+            scan.sums[t] += np.exp(score - scan.shifts[t])
         else:
             scan.places[t, kept], scan.scores[t, kept] = at, score
             kept += 1
@@ -296,19 +230,25 @@ def score_candidates(
     """The best by approximate score first, so that most of the others are found to be too low."""
     n, k, slack = scan.counts[t], best.classes.shape[1], lists.facts[SLACK]
     scores, places, width = scan.scores[t], scan.places[t], h.shape[0]
-    sort(scores, places, n)
+    length, remainder = rows.lengths[b], rows.remainders[b]
+    order(scores, places, n)
     for i in range(min(n, FETCHED)):
         fetch(lists.weights, np.int64(lists.classes[places[i]]) * width, width)
+    top = scan.shifts[t]
     for i in range(n):
         at = places[i]
         if i + FETCHED < n and i < k:
             fetch(lists.weights, np.int64(lists.classes[places[i + FETCHED]]) * width, width)
-        score = scores[i]
-        if best.counts[b] < k or score + bound(lists, at, rows, b) >= best.scores[b, k - 1] - slack:
+        known = best.counts[b] == k
+        off = bound(lists, at, length, remainder)
+        if not known or scores[i] + off >= best.scores[b, k - 1] - slack:
             c = int(lists.classes[at])
-            score = exact_score(lists, h, c)
-            keep(best, b, score, c)
-        add_exponential(scan, t, score)
+            scores[i] = exact_score(lists, h, c)
+            keep(best, b, scores[i], c)
+        top = max(top, scores[i])
+    if n > 0:
+        raise_shift(scan, t, top)
+        scan.sums[t] += sum_below(scores, n, scan.shifts[t])
     scan.counts[t] = 0
     if best.counts[b] == k:
         raise_threshold(scan, t, best.scores[b, k - 1])

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from service.bundle.contract import FEATURES
 from service.engine.kernels.bounded_products import QueryRows, exact_product, in_steps
-from service.engine.kernels.certified import Best, Doubles, Scan, make_scan, search_list
+from service.engine.kernels.best import Best
+from service.engine.kernels.certified import Doubles, Scan, make_scan, search_list
 from service.engine.kernels.class_lists import ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
 from service.engine.kernels.gate import NOT_FINITE, SMALLEST_GATE, rank
