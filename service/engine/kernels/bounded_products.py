@@ -39,11 +39,18 @@ class QueryRows(NamedTuple):
 
 
 @ordered
-def in_steps(lists: ClassLists, hidden: Floats) -> QueryRows:
+def words_for_rows(n: int, width: int) -> int:
+    """How many words of space `in_steps` needs."""
+    return n * (3 + bytes_for(width) // 8) + (width + 3) // 4
+
+
+@ordered
+def in_steps(lists: ClassLists, hidden: Floats, space: Doubles) -> QueryRows:
     n, width = hidden.shape
-    x, floats = np.empty((n, bytes_for(width)), np.int8), np.empty((3, n), np.float64)
-    rows = QueryRows(x, floats[0], floats[1], floats[2])
-    whole = np.empty(width, np.int16)
+    cells = n * bytes_for(width) // 8
+    x = space[3 * n : 3 * n + cells].view(np.int8).reshape((n, bytes_for(width)))
+    rows = QueryRows(x, space[:n], space[n : 2 * n], space[2 * n : 3 * n])
+    whole = space[3 * n + cells :].view(np.int16)[:width]
     for b in range(n):
         row_in_steps(hidden[b], lists.facts[LONGEST], b, rows, whole)
     return rows
@@ -98,40 +105,70 @@ def squared_remainder(h: Floats, step: float, whole: NDArray[np.int16]) -> float
     return total
 
 
-# --- of classes that are looked at together: loops without branches, made of vectors ------------
+# --- of classes that are looked at together: loops that are made of vectors ---------------------
+
+
+class Bounds(NamedTuple):
+    """Of one row: what makes scores and bounds of sums of products."""
+
+    step: float
+    length: float
+    remainder: float
+
+
+@forced
+def bounds_of(rows: QueryRows, b: int) -> Bounds:
+    return Bounds(rows.steps[b], rows.lengths[b], rows.remainders[b])
 
 
 @ordered
-def fill_in_scores(
-    sums: NDArray[np.int32],  # [V]
+def score_and_mark(
+    sums: NDArray[np.int32],
     scales: Floats,  # [V]
-    biases: Floats,  # [V], or empty
-    step: float,
+    errors: Floats,  # [V]
+    lengths: Floats,  # [V]
+    row: Bounds,
+    floor: float,
+    scores: Doubles,  # [V] to fill in: approximate ones
+    marks: NDArray[np.uint8],  # [V] to fill in: whether the exact score may be `floor`
+) -> int:
+    """Returns how many are marked."""
+    count = 0
+    for i in range(scales.shape[0]):
+        score = np.float64(sums[i]) * (np.float64(scales[i]) * row.step)
+        scores[i] = score
+        marked = score + (errors[i] * row.length + lengths[i] * row.remainder) >= floor
+        marks[i] = marked
+        count += marked
+    return count
+
+
+@ordered
+def score_with_bias(
+    sums: NDArray[np.int32],
+    scales: Floats,  # [V]
+    biases: Floats,  # [V]
+    row: Bounds,
     scores: Doubles,  # [V] to fill in
 ) -> None:
-    """Approximate scores."""
-    if biases.shape[0] > 0:
-        for i in range(scales.shape[0]):
-            scores[i] = np.float64(sums[i]) * (scales[i] * step) + biases[i]
-    else:
-        for i in range(scales.shape[0]):
-            scores[i] = np.float64(sums[i]) * (scales[i] * step)
+    for i in range(scales.shape[0]):
+        scores[i] = np.float64(sums[i]) * (np.float64(scales[i]) * row.step) + biases[i]
 
 
 @ordered
-def reaching(
-    scores: Doubles,
-    errors: Floats,
-    lengths: Floats,
-    length: float,
-    remainder: float,
+def mark(
+    scores: Doubles,  # [V]
+    errors: Floats,  # [V]
+    lengths: Floats,  # [V]
+    row: Bounds,
     floor: float,
+    marks: NDArray[np.uint8],  # [V] to fill in
 ) -> int:
-    """How many classes may have an exact score of at least `floor`."""
     count = 0
     for i in range(errors.shape[0]):
-        if scores[i] + (errors[i] * length + lengths[i] * remainder) >= floor:
-            count += 1
+        marked = scores[i] + (errors[i] * row.length + lengths[i] * row.remainder) >= floor
+        marks[i] = marked
+        count += marked
     return count
 
 
@@ -145,7 +182,7 @@ def sum_below(scores: Doubles, n: int, shift: float) -> np.float32:
 
 
 @reordered
-def sum_marked(scores: Doubles, marks: NDArray[np.uint8], n: int, shift: float) -> np.float32:
+def sum_unmarked(scores: Doubles, marks: NDArray[np.uint8], n: int, shift: float) -> np.float32:
     """`sum_below` of scores that are not marked; the others may be above the shift."""
     total = ZERO
     for i in range(n):
@@ -154,29 +191,13 @@ def sum_marked(scores: Doubles, marks: NDArray[np.uint8], n: int, shift: float) 
     return total
 
 
-@ordered
-def mark_reaching(
-    scores: Doubles,
-    errors: Floats,
-    lengths: Floats,
-    length: float,
-    remainder: float,
-    floor: float,
-    marks: NDArray[np.uint8],  # [V] to fill in
-) -> None:
-    """Those that `reaching` counts."""
-    for i in range(errors.shape[0]):
-        marks[i] = scores[i] + (errors[i] * length + lengths[i] * remainder) >= floor
-
-
 # --- of one class ------------------------------------------------------------------------------
 
 
 @forced
-def bound(lists: ClassLists, at: int, length: float, remainder: float) -> float:
-    """How far the approximate score with the class at `at` may be from the exact one, of a row of
-    this length and this remainder."""
-    off: float = lists.errors[at] * length + lists.lengths[at] * remainder
+def bound(lists: ClassLists, at: int, row: Bounds) -> float:
+    """How far the approximate score with the class at `at` may be from the exact one."""
+    off: float = lists.errors[at] * row.length + lists.lengths[at] * row.remainder
     return off
 
 

@@ -13,24 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.kernels.best import Best, keep, order, replace_least
+from service.engine.kernels.borrowed import words
 from service.engine.kernels.bounded_products import (
+    Bounds,
     Doubles,
     QueryRows,
     bound,
+    bounds_of,
     exact_score,
-    fill_in_scores,
-    mark_reaching,
-    reaching,
+    mark,
+    score_and_mark,
+    score_with_bias,
     sum_below,
-    sum_marked,
+    sum_unmarked,
 )
 from service.engine.kernels.class_lists import SLACK, ClassLists
 from service.engine.kernels.float_products import fetch
 from service.engine.kernels.int16_intrinsics import EIGHT
 from service.engine.kernels.int16_products import add_up, way_for
 from service.engine.kernels.jit import Floats, Integers, ordered
+from service.engine.kernels.scores import exponential
 
-CHUNK = 128  # classes whose scores are looked at together
+CHUNK = 256  # classes whose scores are looked at together
+MANY = 16  # marked ones, of which most may be ruled out by a threshold that they raise
 TILE = 256  # classes whose int8 rows stay in the second cache while several rows pass
 ROWS_AT_ONCE = 16
 CANDIDATES = 2048  # room for so many; where there are more, they are scored before the list's end
@@ -53,30 +58,40 @@ class Scan(NamedTuple):
 
 
 @ordered
-def make_scan(n: int, k: int, size: int) -> Scan:
-    """For lists of up to `size` classes and up to n rows."""
-    together = min(n, ROWS_AT_ONCE)
-    room = min(max(CANDIDATES, 4 * k), size) + CHUNK
-    # Allocations are a good part of a small call, so there are few.
-    floats = np.empty(together * (k + room + 3) + CHUNK, np.float64)
-    integers = np.empty(together * (room + 1), np.int64)
-    small = np.empty(CHUNK + EIGHT + CHUNK // 4, np.int32)
-    begin = together * 3
-    heaps = floats[begin : begin + together * k].reshape((together, k))
-    begin += together * k
-    scores = floats[begin : begin + together * room].reshape((together, room))
-    begin += together * room
+def room_for(k: int, size: int) -> int:
+    """Of candidates, in lists of up to `size` classes."""
+    return min(max(CANDIDATES, 4 * k), size) + CHUNK
+
+
+@ordered
+def scan_words(n: int, k: int, size: int) -> int:
+    """How many words `make_scan` needs, for up to n rows."""
+    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * CHUNK + EIGHT
+
+
+@ordered
+def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
+    together, room = min(n, ROWS_AT_ONCE), room_for(k, size)
+    each, cells = together * room, together * k
+    after = 4 * together
+    heaps = space[after : after + cells].reshape((together, k))
+    after += cells
+    scores = space[after : after + each].reshape((together, room))
+    after += each
+    places = words(space, after, each).reshape((together, room))
+    after += each
+    small = space[after + CHUNK :].view(np.int32)
     return Scan(
         heaps=heaps,
-        thresholds=floats[:together],
-        places=integers[: together * room].reshape((together, room)),
+        thresholds=space[:together],
+        places=places,
         scores=scores,
-        counts=integers[together * room :],
-        sums=floats[together : 2 * together],
-        shifts=floats[2 * together : 3 * together],
-        chunk=floats[begin:],
+        counts=words(space, 3 * together, together),
+        sums=space[together : 2 * together],
+        shifts=space[2 * together : 3 * together],
+        chunk=space[after : after + CHUNK],
         products=small[: CHUNK + EIGHT],
-        marks=small[CHUNK + EIGHT :].view(np.uint8),
+        marks=small[CHUNK + EIGHT : CHUNK + EIGHT + CHUNK // 4].view(np.uint8),
     )
 
 
@@ -140,55 +155,75 @@ def find_candidates(
     scan: Scan,
 ) -> None:
     """Looks for them among some classes, for one row."""
-    width, slack = hidden.shape[1], lists.facts[SLACK]
-    x, step, length, remainder = rows.x[b], rows.steps[b], rows.lengths[b], rows.remainders[b]
-    chunk, products, marks, heap = scan.chunk, scan.products, scan.marks, scan.heaps[t]
-    places, scores, way = scan.places[t], scan.scores[t], way_for(width)
+    width, slack, biased = hidden.shape[1], lists.facts[SLACK], lists.biases.shape[0] > 0
+    x, row, way = rows.x[b], bounds_of(rows, b), way_for(width)
+    chunk, products, marks = scan.chunk, scan.products, scan.marks
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         n = last - first
         add_up(x, way, lists.quantised, lists.classes[first:stop], n, width, products)
-        biases = lists.biases if lists.biases.shape[0] == 0 else lists.biases[first:last]
-        fill_in_scores(products, lists.scales[first:last], biases, step, chunk)
-        errors, lengths = lists.errors[first:last], lists.lengths[first:last]
-        floor = scan.thresholds[t] - slack
-        if reaching(chunk, errors, lengths, length, remainder, floor) == 0:
+        scales, errors = lists.scales[first:last], lists.errors[first:last]
+        lengths, floor = lists.lengths[first:last], scan.thresholds[t] - slack
+        if biased:
+            score_with_bias(products, scales, lists.biases[first:last], row, chunk)
+            marked = mark(chunk, errors, lengths, row, floor, marks)
+        else:
+            marked = score_and_mark(
+                products, scales, errors, lengths, row, floor, chunk, marks
+            )
+        if marked == 0:
             scan.sums[t] += sum_below(chunk, n, scan.shifts[t])
             continue
-        raised = raise_least(heap, chunk, errors, lengths, length, remainder, slack, floor + slack)
-        raise_threshold(scan, t, raised)
-        if scan.counts[t] + CHUNK > places.shape[0]:
+        raise_by(chunk, errors, lengths, row, slack, n, scan, t)
+        if marked > MANY:
+            mark(chunk, errors, lengths, row, scan.thresholds[t] - slack, marks)
+        scan.sums[t] += sum_unmarked(chunk, marks, n, scan.shifts[t])
+        if scan.counts[t] + CHUNK > scan.places.shape[1]:
             make_room(lists, hidden[b], rows, b, t, best, scan)
-        mark_reaching(
-            chunk, errors, lengths, length, remainder, scan.thresholds[t] - slack, marks
-        )
-        scan.sums[t] += sum_marked(chunk, marks, n, scan.shifts[t])
-        count = scan.counts[t]
-        for i in range(n):
-            if marks[i]:
-                places[count], scores[count] = first + i, chunk[i]
-                count += 1
-        scan.counts[t] = count
+        add_marked(first, n, scan, t)
 
 
 @ordered
-def raise_least(
-    heap: Doubles,
+def raise_by(
     scores: Doubles,
     errors: Floats,
     lengths: Floats,
-    length: float,
-    remainder: float,
+    row: Bounds,
     slack: float,
-    threshold: float,
-) -> float:
-    """Puts what some classes' scores are at least into the heap, and returns its least."""
-    for i in range(errors.shape[0]):
-        low = scores[i] - (errors[i] * length + lengths[i] * remainder) - slack
-        if low > threshold:
-            replace_least(heap, low)
-            threshold = max(threshold, heap[0])
-    return heap[0]
+    n: int,
+    scan: Scan,
+    t: int,
+) -> None:
+    """Raises the threshold to what k of the classes so far are at least, if these are above it.
+
+    Only marked ones can be.
+    """
+    marks, heap = scan.marks.view(np.uint64), scan.heaps[t]
+    threshold = max(scan.thresholds[t], heap[0])
+    for eight in range(0, n, 8):
+        if marks[eight // 8] == 0:
+            continue
+        for i in range(eight, min(eight + 8, n)):
+            low = scores[i] - (errors[i] * row.length + lengths[i] * row.remainder) - slack
+            if low > threshold:
+                replace_least(heap, low)
+                threshold = max(threshold, heap[0])
+    raise_threshold(scan, t, heap[0])
+
+
+@ordered
+def add_marked(first: int, n: int, scan: Scan, t: int) -> None:
+    """To the candidates."""
+    marks, words = scan.marks, scan.marks.view(np.uint64)
+    places, scores, count = scan.places[t], scan.scores[t], scan.counts[t]
+    for eight in range(0, n, 8):
+        if words[eight // 8] == 0:
+            continue
+        for i in range(eight, min(eight + 8, n)):
+            # Written in any case, and kept if it is marked: there is no pattern to predict.
+            places[count], scores[count] = first + i, scan.chunk[i]
+            count += marks[i]
+    scan.counts[t] = count
 
 
 @ordered
@@ -206,20 +241,27 @@ def raise_threshold(scan: Scan, t: int, to: float) -> None:
 
 
 @ordered
+def drop_candidates(lists: ClassLists, row: Bounds, scan: Scan, t: int) -> None:
+    """Those that the threshold, which has risen, rules out."""
+    places, scores, floor = scan.places[t], scan.scores[t], scan.thresholds[t] - lists.facts[SLACK]
+    kept = 0
+    for i in range(scan.counts[t]):
+        at, score = places[i], scores[i]
+        if score + bound(lists, at, row) < floor:
+            scan.sums[t] += exponential(np.float32(score - scan.shifts[t]))
+        else:
+            places[kept], scores[kept] = at, score
+            kept += 1
+    scan.counts[t] = kept
+
+
+@ordered
 def make_room(
     lists: ClassLists, h: Floats, rows: QueryRows, b: int, t: int, best: Best, scan: Scan
 ) -> None:
-    """Drops candidates below the threshold, which has risen; or else scores all of them."""
-    floor, kept = scan.thresholds[t] - lists.facts[SLACK], 0
-    for i in range(scan.counts[t]):
-        at, score = scan.places[t, i], scan.scores[t, i]
-        if score + bound(lists, at, rows.lengths[b], rows.remainders[b]) < floor:
-            scan.sums[t] += np.exp(score - scan.shifts[t])
-        else:
-            scan.places[t, kept], scan.scores[t, kept] = at, score
-            kept += 1
-    scan.counts[t] = kept
-    if 2 * kept > scan.places.shape[1] - CHUNK:
+    """Drops candidates; if many are left, scores them."""
+    drop_candidates(lists, bounds_of(rows, b), scan, t)
+    if 2 * scan.counts[t] > scan.places.shape[1] - CHUNK:
         score_candidates(lists, h, rows, b, t, best, scan)
 
 
@@ -228,9 +270,10 @@ def score_candidates(
     lists: ClassLists, h: Floats, rows: QueryRows, b: int, t: int, best: Best, scan: Scan
 ) -> None:
     """The best by approximate score first, so that most of the others are found to be too low."""
+    row = bounds_of(rows, b)
+    drop_candidates(lists, row, scan, t)
     n, k, slack = scan.counts[t], best.classes.shape[1], lists.facts[SLACK]
     scores, places, width = scan.scores[t], scan.places[t], h.shape[0]
-    length, remainder = rows.lengths[b], rows.remainders[b]
     order(scores, places, n)
     for i in range(min(n, FETCHED)):
         fetch(lists.weights, np.int64(lists.classes[places[i]]) * width, width)
@@ -240,8 +283,7 @@ def score_candidates(
         if i + FETCHED < n and i < k:
             fetch(lists.weights, np.int64(lists.classes[places[i + FETCHED]]) * width, width)
         known = best.counts[b] == k
-        off = bound(lists, at, length, remainder)
-        if not known or scores[i] + off >= best.scores[b, k - 1] - slack:
+        if not known or scores[i] + bound(lists, at, row) >= best.scores[b, k - 1] - slack:
             c = int(lists.classes[at])
             scores[i] = exact_score(lists, h, c)
             keep(best, b, scores[i], c)
