@@ -20,7 +20,10 @@ from service.engine.kernels.rescoring import rescore
 from service.topk import TopK
 
 ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
-INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)  # np.empty takes longer with a type's name
+INT64, FLOAT32 = (
+    np.dtype(np.int64),
+    np.dtype(np.float32),
+)  # np.empty takes longer with a type's name
 NO_RULE, NO_FEATURES = np.empty(0), np.empty((0, FEATURES), FLOAT32)
 NOT_SEARCHED, NO_RUNGS = np.empty(0, INT64), np.empty(0, np.uint8)
 
@@ -128,9 +131,7 @@ class FidelityBackend(Backend):
         gate_seconds = gate_nanoseconds * 1e-9
         if not told:
             return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds)
-        return TopK(
-            classes, log_probs, ranked, gates, gate_seconds, rows, seconds, searched, rungs
-        )
+        return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds, searched, rungs)
 
 
 def _joined(parts: list[TopK]) -> TopK:

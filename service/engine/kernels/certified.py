@@ -31,7 +31,7 @@ from service.engine.kernels.class_lists import SLACK, ClassLists
 from service.engine.kernels.float_products import fetch
 from service.engine.kernels.int16_intrinsics import EIGHT
 from service.engine.kernels.int16_products import add_up, way_for
-from service.engine.kernels.jit import Floats, Integers, ordered
+from service.engine.kernels.jit import Floats, Integers, forced, ordered
 from service.engine.kernels.scores import exponential
 
 CHUNK = 256  # classes whose scores are looked at together
@@ -157,20 +157,20 @@ def find_candidates(
     """Looks for them among some classes, for one row."""
     width, slack, biased = hidden.shape[1], lists.facts[SLACK], lists.biases.shape[0] > 0
     x, row, way = rows.x[b], bounds_of(rows, b), way_for(width)
+    all_classes = stop == lists.offsets[lists.offsets.shape[0] - 1]
     chunk, products, marks = scan.chunk, scan.products, scan.marks
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         n = last - first
-        add_up(x, way, lists.quantised, lists.classes[first:stop], n, width, products)
+        classes = lists.classes[first:stop]
+        add_up(x, way, lists.quantised, classes, n, width, all_classes, products)
         scales, errors = lists.scales[first:last], lists.errors[first:last]
         lengths, floor = lists.lengths[first:last], scan.thresholds[t] - slack
         if biased:
             score_with_bias(products, scales, lists.biases[first:last], row, chunk)
             marked = mark(chunk, errors, lengths, row, floor, marks)
         else:
-            marked = score_and_mark(
-                products, scales, errors, lengths, row, floor, chunk, marks
-            )
+            marked = score_and_mark(products, scales, errors, lengths, row, floor, chunk, marks)
         if marked == 0:
             scan.sums[t] += sum_below(chunk, n, scan.shifts[t])
             continue
@@ -183,7 +183,7 @@ def find_candidates(
         add_marked(first, n, scan, t)
 
 
-@ordered
+@forced
 def raise_by(
     scores: Doubles,
     errors: Floats,
@@ -211,7 +211,7 @@ def raise_by(
     raise_threshold(scan, t, heap[0])
 
 
-@ordered
+@forced
 def add_marked(first: int, n: int, scan: Scan, t: int) -> None:
     """To the candidates."""
     marks, words = scan.marks, scan.marks.view(np.uint64)
@@ -226,21 +226,21 @@ def add_marked(first: int, n: int, scan: Scan, t: int) -> None:
     scan.counts[t] = count
 
 
-@ordered
+@forced
 def raise_shift(scan: Scan, t: int, to: float) -> None:
     if to > scan.shifts[t]:
         scan.sums[t] *= np.exp(scan.shifts[t] - to)
         scan.shifts[t] = to
 
 
-@ordered
+@forced
 def raise_threshold(scan: Scan, t: int, to: float) -> None:
     if to > scan.thresholds[t]:
         scan.thresholds[t] = to
         raise_shift(scan, t, to)
 
 
-@ordered
+@forced
 def drop_candidates(lists: ClassLists, row: Bounds, scan: Scan, t: int) -> None:
     """Those that the threshold, which has risen, rules out."""
     places, scores, floor = scan.places[t], scan.scores[t], scan.thresholds[t] - lists.facts[SLACK]

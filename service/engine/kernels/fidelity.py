@@ -339,9 +339,7 @@ def make_answers(space: Doubles, best_classes: Integers) -> Answers:
     counts[:] = 0
     best = Best(best_classes, space[4 * n : (k + 4) * n].reshape((n, k)), counts)
     space[n : 2 * n] = -np.inf  # largest
-    return Answers(
-        best, space[:n], space[n : 2 * n], space[2 * n : 3 * n], space[3 * n : 4 * n]
-    )
+    return Answers(best, space[:n], space[n : 2 * n], space[2 * n : 3 * n], space[3 * n : 4 * n])
 
 
 @compiled(

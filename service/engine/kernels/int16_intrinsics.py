@@ -37,6 +37,14 @@ def _load(builder: Any, address: Any, kind: Any) -> Any:  # noqa: ANN401
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
+def _prefetch(builder: Any, address: Any) -> None:  # noqa: ANN401
+    byte = I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    line = builder.inttoptr(address, byte)
+    builder.call(function, [line, I32(0), I32(3), I32(1)])  # to read, soon, data
+
+
 def _rows(builder: Any, base: Any, ids: Any, width: Any, count: int) -> list[Any]:  # noqa: ANN401
     """Addresses of the rows whose numbers are at `ids`."""
     found = []
@@ -121,6 +129,7 @@ def _dots_of_eight_rows(
     base: types.Type,  # address of rows of int8
     ids: types.Type,  # address of eight int32: which rows
     width: types.Type,  # of a row, at least BYTES
+    jump: types.Type,  # what is so many bytes behind each row is asked for ahead of its use
     sums: types.Type,  # address of eight int32 to fill in
 ) -> Any:  # noqa: ANN401
     """By AVX-512 VNNI, which multiplies unsigned by signed bytes and adds fours of products.
@@ -134,7 +143,7 @@ def _dots_of_eight_rows(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         del signature
-        x, base, ids, width, sums = arguments
+        x, base, ids, width, jump, sums = arguments
         rows = _rows(builder, base, ids, width, EIGHT)
         zero, signs = ir.Constant(ints, [0] * 16), ir.Constant(block, [-128] * BYTES)
         totals = [
@@ -145,7 +154,9 @@ def _dots_of_eight_rows(
             lower = builder.add(x, builder.mul(begin, I64(2)))
             numbers = [_load(builder, builder.add(lower, I64(at)), ints) for at in (0, BYTES)]
             for row, both in zip(rows, totals, strict=True):
-                weights = builder.xor(_load(builder, builder.add(row, place), block), signs)
+                address = builder.add(row, place)
+                _prefetch(builder, builder.add(address, jump))
+                weights = builder.xor(_load(builder, address, block), signs)
                 for part, total in zip(numbers, both, strict=True):
                     given = builder.load(total), builder.bitcast(weights, ints), part
                     more = _call(builder, "avx512.vpdpbusd.512", ints, *given)
@@ -164,7 +175,9 @@ def _dots_of_eight_rows(
             found = [_sum_of(builder, one, other, *places) for one, other in pairs]
         lower, upper = [*range(8), *range(16, 24)], [*range(8, 16), *range(24, 32)]
         both = _sum_of(builder, *found, lower, upper)
-        total = _sum_of(builder, both, both, [*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)])
+        total = _sum_of(
+            builder, both, both, [*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)]
+        )
         blocks = builder.udiv(builder.add(width, I64(BYTES - 1)), I64(BYTES))
         after = builder.add(x, builder.mul(blocks, I64(2 * BYTES)))
         correction = _load(builder, after, I32)
@@ -175,7 +188,7 @@ def _dots_of_eight_rows(
         builder.store(builder.add(total, spread), address, align=4)
         return context.get_dummy_value()
 
-    return types.void(x, base, ids, width, sums), generate
+    return types.void(x, base, ids, width, jump, sums), generate
 
 
 # numba replaces these by the code above; to mypy they are functions of any arguments.

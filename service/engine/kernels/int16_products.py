@@ -104,6 +104,7 @@ def add_up(
     rows: Rows,  # which of them, and which will be wanted after them
     n: int,  # how many are wanted now
     width: int,
+    in_a_row: bool,  # whether the rows are those of the table from the first on
     sums: Rows,  # [n] to fill in, and EIGHT more for scratch
 ) -> None:
     if way == PLAIN:
@@ -113,21 +114,26 @@ def add_up(
             sums[i] = int_dot(whole, table[first : first + width])
     elif n >= EIGHT:
         addresses = x.ctypes.data, table.ctypes.data, rows.ctypes.data, sums.ctypes.data
-        add_many(addresses, way, rows.shape[0], n, width)
+        add_many(addresses, way, rows.shape[0], n, width, in_a_row)
     elif n > 0:
         few = np.empty(EIGHT, np.int32)
         for i in range(EIGHT):
             few[i] = rows[min(i, n - 1)]
         addresses = x.ctypes.data, table.ctypes.data, few.ctypes.data, sums.ctypes.data
-        add_many(addresses, way, EIGHT, EIGHT, width)
+        add_many(addresses, way, EIGHT, EIGHT, width, False)
         few[0] = 0  # it is kept until here
 
 
 @ordered
-def add_many(addresses: tuple[int, int, int, int], way: int, known: int, n: int, width: int) -> None:
+def add_many(
+    addresses: tuple[int, int, int, int], way: int, known: int, n: int, width: int, in_a_row: bool
+) -> None:
     """`add_up` of at least EIGHT rows. With arrays a call would take longer than these."""
     x, table, rows, sums = addresses
     numbers, cells = carray(pointer(rows), known, np.int32), carray(pointer(table), 1, np.int8)
+    # Rows in a row are asked for by the products themselves.
+    by_itself = in_a_row and way == BY_VNNI
+    known, jump = 0 if by_itself else known, AHEAD * width if by_itself else 0
     for i in range(0, n, EIGHT):
         for ahead in range(i + AHEAD, min(i + AHEAD + EIGHT, known)):
             place = np.int64(numbers[ahead]) * width
@@ -135,7 +141,7 @@ def add_many(addresses: tuple[int, int, int, int], way: int, known: int, n: int,
                 prefetch(cells, line)
         at = 4 * min(i, n - EIGHT)
         if way == BY_VNNI:
-            dots_of_eight_rows(x, table, rows + at, width, sums + at)
+            dots_of_eight_rows(x, table, rows + at, width, jump, sums + at)
         else:
             dots_of_four_rows(x, table, rows + at, width, sums + at)
             dots_of_four_rows(x, table, rows + at + 16, width, sums + at + 16)

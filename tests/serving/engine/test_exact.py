@@ -155,7 +155,7 @@ def test_approximate_scores_are_within_their_bounds(shape: tuple[int, int], seed
         row = bounded_products.bounds_of(rows, b)
         classes, n = lists.classes[first:end], shape[0]
         way = int16_products.way_for(width)
-        int16_products.add_up(rows.x[b], way, lists.quantised, classes, n, width, sums)
+        int16_products.add_up(rows.x[b], way, lists.quantised, classes, n, width, True, sums)
         highest = exact[b].max()
         found = bounded_products.score_and_mark(
             sums, scales, errors, lengths, row, highest, scores, marks
@@ -192,8 +192,12 @@ def test_all_ways_of_adding_up_are_the_plain_loop(width: int, n: int, seed: int)
         x = np.empty(int16_products.bytes_for(width), np.int8)
         sums = np.empty(n + EIGHT, np.int32)
         int16_products.lay_out(whole, way, x)
-        int16_products.add_up(x, way, table.reshape(-1), chosen, n, width, sums)
+        int16_products.add_up(x, way, table.reshape(-1), chosen, n, width, False, sums)
         assert sums[:n].tolist() == wanted.tolist()
+        n_all, everything = len(table), np.arange(len(table), dtype="i4")
+        sums = np.empty(n_all + EIGHT, np.int32)
+        int16_products.add_up(x, way, table.reshape(-1), everything, n_all, width, True, sums)
+        assert sums[chosen[:n]].tolist() == wanted.tolist()
 
 
 def test_an_answer_does_not_depend_on_its_batch() -> None:
@@ -229,7 +233,8 @@ def test_rows_are_rounded_to_whole_steps() -> None:
         lists = Engine(layer(head, [[0]]))._backend._lists  # type: ignore[attr-defined]
         rows, sums = in_steps(lists, hidden), np.empty(3 + EIGHT, np.int32)
         way, table = int16_products.way_for(width), lists.quantised
-        int16_products.add_up(rows.x[0], way, table, np.arange(3, dtype="i4"), 3, width, sums)
+        classes = np.arange(3, dtype=np.int32)
+        int16_products.add_up(rows.x[0], way, table, classes, 3, width, True, sums)
         whole = np.rint(hidden[0].astype(np.float64) / rows.steps[0])
         assert np.abs(whole).max() <= int16_products.LARGEST_STEP
         assert sums[:3].tolist() == (table.reshape(3, width) @ whole).astype(int).tolist()
