@@ -111,7 +111,7 @@ def search_list(
         search_together(lists, which, hidden, rows, some, best, scan, logsumexps)
 
 
-@ordered
+@forced
 def search_together(
     lists: ClassLists,
     which: int,
@@ -141,7 +141,7 @@ def search_together(
         logsumexps[group[t]] = scan.shifts[t] + np.log(scan.sums[t])
 
 
-@ordered
+@forced
 def find_candidates(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -265,7 +265,7 @@ def make_room(
         score_candidates(lists, h, rows, b, t, best, scan)
 
 
-@ordered
+@forced
 def score_candidates(
     lists: ClassLists, h: Floats, rows: QueryRows, b: int, t: int, best: Best, scan: Scan
 ) -> None:

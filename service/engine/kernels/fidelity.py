@@ -36,6 +36,7 @@ from service.engine.kernels.jit import (
     Floats,
     Integers,
     compiled,
+    forced,
     given,
     ordered,
 )
@@ -61,7 +62,7 @@ class Answers(NamedTuple):
 # --- searching ---------------------------------------------------------------------------------
 
 
-@ordered
+@forced
 def search_expert(
     lists: ClassLists,
     e: int,
@@ -150,7 +151,7 @@ def fill_up(
     return searched if answers.best.counts[b] == k else 0
 
 
-@ordered
+@forced
 def search_ranked(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -249,7 +250,7 @@ def escalate(
 # --- what is called from Python ----------------------------------------------------------------
 
 
-@ordered
+@forced
 def answer_rows(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
