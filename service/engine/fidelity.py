@@ -145,16 +145,6 @@ def _joined(parts: list[TopK]) -> TopK:
     return TopK(**joined)
 
 
-def _copies(rows: HeadRows, classes: NDArray[np.int32]) -> NDArray[np.int8]:
-    """The experts' int8 rows one after the other, if they take no more memory than the head.
-
-    Where rows are far apart, an expert of 1,500 rows of 576 numbers took 1.4 times as long.
-    """
-    if len(classes) * rows.quantised[:1].nbytes > rows.weights.nbytes:
-        return np.empty(0, np.int8)
-    return rows.quantised[classes].reshape(-1)
-
-
 def _lists(bundle: Bundle, rows: HeadRows) -> ClassLists:
     """One list for each expert that shares the head's rows, and one of all classes."""
     gate = graphs.constants(bundle.gate_model)
@@ -179,6 +169,5 @@ def _lists(bundle: Bundle, rows: HeadRows) -> ClassLists:
         lengths=rows.lengths[classes],
         biases=biases,
         rest=np.empty(0, np.float32) if bundle.rest is None else bundle.rest.reshape(-1),
-        copies=_copies(rows, classes[: held[-1]]),
         facts=np.array([rows.longest, slack]),
     )

@@ -157,19 +157,13 @@ def find_candidates(
     """Looks for them among some classes, for one row."""
     width, slack, biased = hidden.shape[1], lists.facts[SLACK], lists.biases.shape[0] > 0
     x, row, way = rows.x[b], bounds_of(rows, b), way_for(width)
-    everything = lists.offsets[lists.offsets.shape[0] - 2]
-    all_classes = begin >= everything
-    copied = not all_classes and lists.copies.shape[0] > 0
+    all_classes = stop == lists.offsets[lists.offsets.shape[0] - 1]
     chunk, products, marks = scan.chunk, scan.products, scan.marks
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         n = last - first
-        table, which = lists.quantised, lists.classes[first:stop]
-        if copied:
-            # Rows 0, 1, 2, ... from here on, which the list of all classes is made of.
-            table = lists.copies[first * width :]
-            which = lists.classes[everything : everything + stop - first]
-        add_up(x, way, table, which, n, width, all_classes, products)
+        classes = lists.classes[first:stop]
+        add_up(x, way, lists.quantised, classes, n, width, all_classes, products)
         scales, errors = lists.scales[first:last], lists.errors[first:last]
         lengths, floor = lists.lengths[first:last], scan.thresholds[t] - slack
         if biased:

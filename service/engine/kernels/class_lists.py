@@ -30,7 +30,6 @@ class ClassLists(NamedTuple):
     lengths: Floats  # [R+N]
     biases: Floats  # [R+N], or empty
     rest: Floats  # [K (D+1)], or empty
-    copies: NDArray[np.int8]  # [R D] the experts' rows one after the other, or empty
     facts: NDArray[np.float64]  # the longest int8 row, and what adding a bias may round
 
 
@@ -57,6 +56,5 @@ def unpack(packed: Integers) -> ClassLists:
         carray(pointer(packed[16]), packed[17], np.float32),
         carray(pointer(packed[18]), packed[19], np.float32),
         carray(pointer(packed[20]), packed[21], np.float32),
-        carray(pointer(packed[22]), packed[23], np.int8),
-        carray(pointer(packed[24]), packed[25], np.float64),
+        carray(pointer(packed[22]), packed[23], np.float64),
     )

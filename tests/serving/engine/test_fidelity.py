@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import graphs
-from service.bundle.head_rows import HeadRows
 from service.engine import Engine
-from service.engine.fidelity import FidelityBackend
 from service.topk import Mode
 
 EXACT = Mode(exact=True)
@@ -130,29 +127,6 @@ def test_an_answer_does_not_depend_on_its_batch() -> None:
             alone = Engine(found).topk(hidden[row : row + 1], k, g)
             assert alone.classes.tobytes() == together.classes[row].tobytes()
             assert alone.log_probs.tobytes() == together.log_probs[row].tobytes()
-
-
-def test_experts_with_rows_of_their_own_answer_the_same() -> None:
-    rng = np.random.default_rng(4)
-    head = rng.normal(size=(200, 70)).astype(np.float32)
-    hidden = rng.normal(size=(20, 70)).astype(np.float32)
-    few = some_experts(200, 3)
-    copied, shared = layer(head, few), layer(head, few * 6)
-    assert FidelityBackend(copied, rows_of(copied))._lists.copies.size > 0
-    assert FidelityBackend(shared, rows_of(shared))._lists.copies.size == 0
-    gate = graphs.constants(copied.gate_model)["U"]
-    same_gate = np.concatenate([gate, np.tile(gate - 100 * np.abs(gate), (5, 1))])
-    shared = layer(head, few * 6, gate=same_gate.astype(np.float32))
-    hidden = np.abs(hidden) @ np.abs(rng.normal(size=(70, 70))).astype(np.float32)
-    one, other = Engine(copied).topk(hidden, 5), Engine(shared).topk(hidden, 5)
-    assert one.experts.tolist() == other.experts.tolist()
-    assert one.classes.tobytes() == other.classes.tobytes()
-    assert one.log_probs.tobytes() == other.log_probs.tobytes()
-
-
-def rows_of(made: bundle.Bundle) -> HeadRows:
-    assert made.rows is not None
-    return made.rows
 
 
 def test_work_is_counted_by_expert() -> None:
