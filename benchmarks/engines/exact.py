@@ -1,6 +1,7 @@
 """`python -m benchmarks.engines.exact`: exact answers against a full scan by ONNX Runtime, one row.
 
-Heads of three shapes are made up: rows of different lengths along directions of different weight, a
+With `--capture FOLDER` of heads that `dss task head` has written, on held-out rows. Without it,
+heads of three shapes are made up: rows of different lengths along directions of different weight, a
 hidden row near those of a few classes, with a few large coordinates, as language models have them.
 How many rows must be scored again depends on the numbers, so what is printed is of these heads and
 no others. Both answer the same rows in turns, in one thread.
@@ -18,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.document import table
+from benchmarks.engines.curves import read_queries
 from benchmarks.engines.timing import call_times, in_turns, one_thread, summary
 from service.bundle import Bundle, Manifest, graphs, head_rows
 from service.engine import Engine
 from service.topk import Mode
+from trainer.capture.folder import read_capture
 from trainer.data.arrays import Head
 from trainer.evaluation import onnx_scan
 
@@ -61,10 +64,10 @@ def made_up_rows(head: NDArray[np.float32], n: int, seed: int = 1) -> NDArray[np
     return rows.astype(np.float32)
 
 
-def in_memory(head: NDArray[np.float32]) -> Bundle:
+def in_memory(head: NDArray[np.float32], bias: NDArray[np.float32] | None = None) -> Bundle:
     """A layer of one expert, which is never asked."""
     n_classes, hidden_size = head.shape
-    rows = head_rows.measured("head", head, *head_rows.quantise(head), None)
+    rows = head_rows.measured("head", head, *head_rows.quantise(head), bias)
     manifest = Manifest.model_construct(
         format_version=4, precision="int8", n_classes=n_classes, hidden_size=hidden_size,
         n_experts=1, expert_sizes=[1], head=True, objective="fidelity", contract=None,
@@ -84,16 +87,28 @@ def rescored(bundle: Bundle, hidden: NDArray[np.float32]) -> NDArray[np.int64]:
     assert rows is not None  # noqa: S101  it was made with them
     exact = hidden.astype(np.float64) @ rows.weights.T.astype(np.float64)  # [B,N]
     about = hidden @ (rows.quantised * rows.scales[:, None]).T
+    if rows.bias is not None:
+        exact, about = exact + rows.bias, about + rows.bias
     reach = about + np.linalg.norm(hidden, axis=1)[:, None] * rows.errors
     kth = -np.sort(-exact, axis=1)[:, K - 1 : K]
     return (reach >= kth).sum(axis=1)
 
 
-def measure(shape: Shape) -> dict[str, Any]:
-    head = made_up_head(shape)
-    hidden = made_up_rows(head, CALLS + WARM_UP)
-    bundle = in_memory(head)
-    engine, scan = Engine(bundle, threads=1), onnx_scan.full(Head(head, None))
+def made_up(shape: Shape) -> tuple[Shape, Head, NDArray[np.float32]]:
+    weight = made_up_head(shape)
+    return shape, Head(weight, None), made_up_rows(weight, CALLS + WARM_UP)
+
+
+def captured(folder: Path) -> tuple[Shape, Head, NDArray[np.float32]]:
+    found = read_queries(read_capture(folder), CALLS + WARM_UP)
+    weight = np.ascontiguousarray(found.head.weight, np.float32)
+    head = Head(weight, found.head.bias)
+    return Shape(folder.name, *weight.shape), head, found.hidden
+
+
+def measure(shape: Shape, head: Head, hidden: NDArray[np.float32]) -> dict[str, Any]:
+    bundle = in_memory(head.weight, head.bias)
+    engine, scan = Engine(bundle, threads=1), onnx_scan.full(head)
     inputs = [hidden[row : row + 1] for row in range(len(hidden))]
     same = [engine.topk(row, K, mode=EXACT).classes[0].tolist() for row in inputs]
     alike = [scan.topk(row, K)[0].tolist() == of for row, of in zip(inputs, same, strict=True)]
@@ -117,10 +132,18 @@ def measure(shape: Shape) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        action="append",
+        help="a folder with a head and its rows; can be given several times",
+    )
     parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
     asked = parser.parse_args()
     with one_thread():
-        found = [measure(shape) for shape in SHAPES]
+        folders = asked.capture or []
+        given = map(captured, folders) if folders else map(made_up, SHAPES)
+        found = [measure(*of) for of in given]
     header = ("shape of", "classes", "hidden", "ONNX Runtime fp32, us", "exact, us", "times faster",
               "scored again", "p99")  # fmt: skip
     click.echo(
@@ -142,7 +165,8 @@ def main() -> None:
         )
     )
     if asked.out is not None:
-        facts = {"k": K, "rounds": ROUNDS, "calls": CALLS, "heads": "made up", "shapes": found}
+        heads = "captured" if folders else "made up"
+        facts = {"k": K, "rounds": ROUNDS, "calls": CALLS, "heads": heads, "shapes": found}
         asked.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 

@@ -20,7 +20,12 @@ from service.engine.kernels.rescoring import rescore
 from service.topk import TopK
 
 ROWS_PER_THREAD = 16  # fewer take longer to hand over than to answer
-NO_RULE = np.empty(0)
+INT64, FLOAT32 = (
+    np.dtype(np.int64),
+    np.dtype(np.float32),
+)  # np.empty takes longer with a type's name
+NO_RULE, NO_FEATURES = np.empty(0), np.empty((0, FEATURES), FLOAT32)
+NOT_SEARCHED, NO_RUNGS = np.empty(0, INT64), np.empty(0, np.uint8)
 
 
 class FidelityBackend(Backend):
@@ -37,6 +42,8 @@ class FidelityBackend(Backend):
         self, hidden: NDArray[np.float32], k: int, experts: int, needed: int | None = None
     ) -> TopK:
         del needed  # k are always found
+        if self._pool is None or len(hidden) < 2 * ROWS_PER_THREAD:
+            return self._call(hidden, k, experts, NO_RULE, NO_FEATURES, False)
         return self._answer(hidden, k, experts)._replace(searched=None, rungs=None)
 
     def exact(self, hidden: NDArray[np.float32], k: int) -> TopK:
@@ -72,7 +79,7 @@ class FidelityBackend(Backend):
         self, hidden: NDArray[np.float32], k: int, experts: int, rule: NDArray[np.float64] = NO_RULE
     ) -> TopK:
         n = len(hidden) if len(rule) else 0  # features are needed for a rule only
-        features = np.empty((n, FEATURES), np.float32)
+        features = np.empty((n, FEATURES), np.float32) if n else NO_FEATURES
         if self._pool is None or len(hidden) < 2 * ROWS_PER_THREAD:
             return self._call(hidden, k, experts, rule, features)
         parts = np.array_split(np.arange(len(hidden)), self._threads)
@@ -93,13 +100,15 @@ class FidelityBackend(Backend):
         experts: int,
         rule: NDArray[np.float64],
         features: NDArray[np.float32],
+        told: bool = True,  # how each row was answered
     ) -> TopK:
         n, n_experts = len(hidden), self._n_experts
         ranks = min(max(experts, 2 if len(features) else 1), n_experts)
-        ranked, gates = np.empty(n * ranks, np.int64), np.empty(n * ranks, np.float32)
-        classes, log_probs = np.empty((n, k), np.int64), np.empty((n, k), np.float32)
-        rows, seconds = np.empty(n_experts, np.int64), np.empty(n_experts)
-        searched, rungs = np.empty(n, np.int64), np.empty(n, np.uint8)
+        ranked, gates = np.empty(n * ranks, INT64), np.empty(n * ranks, FLOAT32)
+        classes, log_probs = np.empty((n, k), INT64), np.empty((n, k), FLOAT32)
+        rows, seconds = np.empty(n_experts, INT64), np.empty(n_experts)
+        searched = np.empty(n, INT64) if told else NOT_SEARCHED
+        rungs = np.empty(n, np.uint8) if told else NO_RUNGS
         gate_nanoseconds = fidelity.answer(
             self._packed,
             hidden,
@@ -117,17 +126,12 @@ class FidelityBackend(Backend):
         )
         if gate_nanoseconds < 0:
             raise not_finite(hidden)
-        return TopK(
-            classes,
-            log_probs,
-            ranked[::ranks],
-            gates[::ranks],
-            gate_nanoseconds * 1e-9,
-            rows,
-            seconds,
-            searched,
-            rungs,
-        )
+        if ranks > 1:
+            ranked, gates = ranked[::ranks], gates[::ranks]
+        gate_seconds = gate_nanoseconds * 1e-9
+        if not told:
+            return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds)
+        return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds, searched, rungs)
 
 
 def _joined(parts: list[TopK]) -> TopK:

@@ -7,7 +7,7 @@ x w8 is made in whole numbers, without rounding, in any order. So, with |.| the 
 
 to which `head_rows.measured` has added what float64 rounds.
 
-D hidden, B rows.
+D hidden, B rows, V classes that are looked at together.
 """
 
 from typing import NamedTuple
@@ -16,65 +16,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.kernels.class_lists import LONGEST, ClassLists
-from service.engine.kernels.intrinsics import HAS_AVX2, WORDS, dots_with_four_rows, prefetch
-from service.engine.kernels.jit import REORDERED, Floats, compiled, ordered, reordered
+from service.engine.kernels.int16_products import LARGEST_STEP, bytes_for, lay_out, way_for
+from service.engine.kernels.jit import REORDERED, Floats, compiled, forced, ordered, reordered
+from service.engine.kernels.scores import exponential
 
-CHUNK = 128  # classes whose scores are looked at together; calls cost as much as some of them
-AHEAD = 8  # classes whose rows are asked for before they are used
-
-LARGEST_STEP = 32767.0
 LARGEST_SUM = 2147483000.0  # fits into 32 bits
 ROUNDER = 6755399441055744.0  # adding and subtracting it rounds a float64 to a whole number
 NEXT_TO_NOTHING = 1e-300  # in place of 0, which times infinity would be no number
 UP = 1 + 2.0**-30  # more than lengths are rounded by
+ZERO = np.float32(0)
+
+Doubles = NDArray[np.float64]
 
 
 class QueryRows(NamedTuple):
     """Rows in steps of their own."""
 
-    x: NDArray[np.int16]  # [B,blocks]
-    steps: NDArray[np.float64]  # [B]
-    lengths: NDArray[np.float64]  # [B] |h|
-    remainders: NDArray[np.float64]  # [B] |r|
+    x: NDArray[np.int8]  # [B,bytes] as `lay_out` fills it in
+    steps: Doubles  # [B]
+    lengths: Doubles  # [B] |h|
+    remainders: Doubles  # [B] |r|
 
 
 @ordered
-def words_of(width: int) -> int:
-    """How many int16 a row of x takes."""
-    return (width + WORDS - 1) // WORDS * WORDS
+def words_for_rows(n: int, width: int) -> int:
+    """How many words of space `in_steps` needs."""
+    return n * (3 + bytes_for(width) // 8) + (width + 3) // 4
 
 
 @ordered
-def in_steps(lists: ClassLists, hidden: Floats) -> QueryRows:
+def in_steps(lists: ClassLists, hidden: Floats, space: Doubles) -> QueryRows:
     n, width = hidden.shape
-    floats = np.empty((3, n), np.float64)
-    rows = QueryRows(np.zeros((n, words_of(width)), np.int16), floats[0], floats[1], floats[2])
+    cells = n * bytes_for(width) // 8
+    x = space[3 * n : 3 * n + cells].view(np.int8).reshape((n, bytes_for(width)))
+    rows = QueryRows(x, space[:n], space[n : 2 * n], space[2 * n : 3 * n])
+    whole = space[3 * n + cells :].view(np.int16)[:width]
     for b in range(n):
-        row_in_steps(hidden[b], lists.facts[LONGEST], b, rows)
+        row_in_steps(hidden[b], lists.facts[LONGEST], b, rows, whole)
     return rows
 
 
 @ordered
-def row_in_steps(h: Floats, longest: float, b: int, rows: QueryRows) -> None:
-    """Fills in row b: h in whole steps, as many as 16 bits hold and whose sums fit into 32.
-
-    They are laid out in blocks, the last of which ends where the row ends: see
-    `dots_with_four_rows`.
-    """
+def row_in_steps(
+    h: Floats, longest: float, b: int, rows: QueryRows, whole: NDArray[np.int16]
+) -> None:
+    """Fills in row b: h in whole steps, as many as 16 bits hold and whose sums fit into 32."""
     width = h.shape[0]
     largest, length = np.float64(largest_size(h)), np.sqrt(exact_product(h, h))
     if largest == 0.0:
+        whole[:] = 0
+        lay_out(whole, way_for(width), rows.x[b])
         rows.steps[b] = 0.0
         rows.lengths[b] = rows.remainders[b] = NEXT_TO_NOTHING
         return
     # |x.w8| is at most |x| |w8|, and |x| at most |h| / step and half a step for each number.
     fitting = (LARGEST_SUM / max(longest, 1.0) - np.sqrt(width)) * (largest / length)
-    most = np.floor(min(LARGEST_STEP, fitting))
+    most = np.floor(min(float(LARGEST_STEP), fitting))
     step = largest / most
-    full = width // WORDS * WORDS if width >= WORDS else width
-    squares = fill_in(h[:full], most / largest, step, rows.x[b])
-    last = rows.x[b, 2 * full + WORDS - width :]  # the last block's own numbers
-    squares += fill_in(h[full:], most / largest, step, last)
+    squares = fill_in(h, most / largest, step, whole)
+    lay_out(whole, way_for(width), rows.x[b])
     rows.steps[b] = step
     rows.lengths[b] = length * UP
     rows.remainders[b] = np.sqrt(squares) * UP + length * 2.0**-40
@@ -82,116 +82,122 @@ def row_in_steps(h: Floats, longest: float, b: int, rows: QueryRows) -> None:
 
 @compiled({*REORDERED, "nnan"})
 def largest_size(h: Floats) -> np.float32:
-    largest = np.float32(0)
+    largest = ZERO
     for d in range(h.shape[0]):
         largest = max(largest, abs(h[d]))
     return largest
 
 
 @ordered
-def fill_in(h: Floats, per_one: float, step: float, x: NDArray[np.int16]) -> float:
+def fill_in(h: Floats, per_one: float, step: float, whole: NDArray[np.int16]) -> float:
     """Rounds h to whole steps; returns the square of what is left."""
     for d in range(h.shape[0]):
-        x[d] = np.int16((np.float64(h[d]) * per_one + ROUNDER) - ROUNDER)
-    return squared_remainder(h, step, x)
+        whole[d] = np.int16((np.float64(h[d]) * per_one + ROUNDER) - ROUNDER)
+    return squared_remainder(h, step, whole)
 
 
 @reordered
-def squared_remainder(h: Floats, step: float, x: NDArray[np.int16]) -> float:
+def squared_remainder(h: Floats, step: float, whole: NDArray[np.int16]) -> float:
     total = 0.0
     for d in range(h.shape[0]):
-        away = np.float64(h[d]) - np.float64(x[d]) * step
+        away = np.float64(h[d]) - np.float64(whole[d]) * step
         total += away * away
     return total
 
 
-@ordered
-def int_dot(x: NDArray[np.int16], row: NDArray[np.int8]) -> np.int32:
-    """`dots_with_four_rows` of one row and of any width, in a plain loop."""
-    width = row.shape[0]
-    full = width // WORDS * WORDS if width >= WORDS else width
-    total = np.int32(0)
-    for d in range(full):
-        # Said to be 32 bits at each step, or else the sum is made in 64.
-        total = np.int32(total + np.int32(np.int32(x[d]) * np.int32(row[d])))
-    for d in range(full, width):
-        number = np.int32(x[full + WORDS - width + d])
-        total = np.int32(total + np.int32(number * np.int32(row[d])))
-    return total
+# --- of classes that are looked at together: loops that are made of vectors ---------------------
+
+
+class Bounds(NamedTuple):
+    """Of one row: what makes scores and bounds of sums of products."""
+
+    step: float
+    length: float
+    remainder: float
+
+
+@forced
+def bounds_of(rows: QueryRows, b: int) -> Bounds:
+    return Bounds(rows.steps[b], rows.lengths[b], rows.remainders[b])
 
 
 @ordered
-def add_up(
-    lists: ClassLists,
-    x: NDArray[np.int16],
-    width: int,
-    begin: int,  # in the lists
-    end: int,
-    stop: int,  # where the list ends, if its rows are scattered; those of all classes are not
-    sums: NDArray[np.int32],  # [CHUNK+3] to fill in
-) -> None:
-    """Of the products of x with the rows of some classes of a list."""
-    if not HAS_AVX2 or width < WORDS:
-        for at in range(begin, end):
-            first = np.int64(lists.classes[at]) * width
-            sums[at - begin] = int_dot(x, lists.quantised[first : first + width])
-        return
-    base, last = lists.quantised.ctypes.data, end - 1
-    for at in range(begin, end, 4):
-        for ahead in range(at + AHEAD, min(at + AHEAD + 4, stop)):
-            place = np.int64(lists.classes[ahead]) * width
-            for line in range(place, place + width, 64):
-                prefetch(lists.quantised, line)
-        dots_with_four_rows(
-            x.ctypes.data,
-            base + np.int64(lists.classes[at]) * width,
-            base + np.int64(lists.classes[min(at + 1, last)]) * width,
-            base + np.int64(lists.classes[min(at + 2, last)]) * width,
-            base + np.int64(lists.classes[min(at + 3, last)]) * width,
-            width,
-            sums.ctypes.data + 4 * (at - begin),
-        )
-
-
-@ordered
-def fill_in_scores(
+def score_and_mark(
     sums: NDArray[np.int32],
-    scales: Floats,
-    biases: Floats,  # or empty
-    step: float,
-    scores: NDArray[np.float64],  # to fill in
-) -> None:
-    """Approximate scores of some classes."""
-    if biases.shape[0] > 0:
-        for i in range(scales.shape[0]):
-            scores[i] = np.float64(sums[i]) * (scales[i] * step) + biases[i]
-    else:
-        for i in range(scales.shape[0]):
-            scores[i] = np.float64(sums[i]) * (scales[i] * step)
-
-
-@ordered
-def reaching(
-    scores: NDArray[np.float64],
-    errors: Floats,
-    lengths: Floats,
-    length: float,
-    remainder: float,
+    scales: Floats,  # [V]
+    errors: Floats,  # [V]
+    lengths: Floats,  # [V]
+    row: Bounds,
     floor: float,
+    scores: Doubles,  # [V] to fill in: approximate ones
+    marks: NDArray[np.uint8],  # [V] to fill in: whether the exact score may be `floor`
 ) -> int:
-    """How many of some classes may have an exact score of at least `floor`."""
-    # Apart from where scores are filled in, and counted: such a loop is made of vectors.
+    """Returns how many are marked."""
     count = 0
-    for i in range(errors.shape[0]):
-        if scores[i] + (errors[i] * length + lengths[i] * remainder) >= floor:
-            count += 1
+    for i in range(scales.shape[0]):
+        score = np.float64(sums[i]) * (np.float64(scales[i]) * row.step)
+        scores[i] = score
+        marked = score + (errors[i] * row.length + lengths[i] * row.remainder) >= floor
+        marks[i] = marked
+        count += marked
     return count
 
 
 @ordered
-def bound(lists: ClassLists, at: int, rows: QueryRows, b: int) -> float:
-    """How far the approximate score of row b with the class at `at` may be from the exact one."""
-    off: float = lists.errors[at] * rows.lengths[b] + lists.lengths[at] * rows.remainders[b]
+def score_with_bias(
+    sums: NDArray[np.int32],
+    scales: Floats,  # [V]
+    biases: Floats,  # [V]
+    row: Bounds,
+    scores: Doubles,  # [V] to fill in
+) -> None:
+    for i in range(scales.shape[0]):
+        scores[i] = np.float64(sums[i]) * (np.float64(scales[i]) * row.step) + biases[i]
+
+
+@ordered
+def mark(
+    scores: Doubles,  # [V]
+    errors: Floats,  # [V]
+    lengths: Floats,  # [V]
+    row: Bounds,
+    floor: float,
+    marks: NDArray[np.uint8],  # [V] to fill in
+) -> int:
+    count = 0
+    for i in range(errors.shape[0]):
+        marked = scores[i] + (errors[i] * row.length + lengths[i] * row.remainder) >= floor
+        marks[i] = marked
+        count += marked
+    return count
+
+
+@reordered
+def sum_below(scores: Doubles, n: int, shift: float) -> np.float32:
+    """Of e^(score - shift), no score above the shift."""
+    total = ZERO
+    for i in range(n):
+        total += exponential(np.float32(scores[i] - shift))
+    return total
+
+
+@reordered
+def sum_unmarked(scores: Doubles, marks: NDArray[np.uint8], n: int, shift: float) -> np.float32:
+    """`sum_below` of scores that are not marked; the others may be above the shift."""
+    total = ZERO
+    for i in range(n):
+        power = exponential(np.float32(min(scores[i] - shift, 0.0)))
+        total += power if marks[i] == 0 else ZERO
+    return total
+
+
+# --- of one class ------------------------------------------------------------------------------
+
+
+@forced
+def bound(lists: ClassLists, at: int, row: Bounds) -> float:
+    """How far the approximate score with the class at `at` may be from the exact one."""
+    off: float = lists.errors[at] * row.length + lists.lengths[at] * row.remainder
     return off
 
 
@@ -204,7 +210,7 @@ def exact_product(h: Floats, row: Floats) -> float:
     return total
 
 
-@ordered
+@forced
 def exact_score(lists: ClassLists, h: Floats, c: int) -> float:
     width = h.shape[0]
     score = exact_product(h, lists.weights[c * width : (c + 1) * width])

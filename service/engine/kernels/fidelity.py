@@ -12,8 +12,16 @@ from numba import types
 from numpy.typing import NDArray
 
 from service.bundle.contract import FEATURES
-from service.engine.kernels.bounded_products import QueryRows, exact_product, in_steps
-from service.engine.kernels.certified import Best, Doubles, Scan, make_scan, search_list
+from service.engine.kernels.best import Best
+from service.engine.kernels.borrowed import borrowed, words
+from service.engine.kernels.bounded_products import (
+    Doubles,
+    QueryRows,
+    exact_product,
+    in_steps,
+    words_for_rows,
+)
+from service.engine.kernels.certified import Scan, make_scan, scan_words, search_list
 from service.engine.kernels.class_lists import ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
 from service.engine.kernels.gate import NOT_FINITE, SMALLEST_GATE, rank
@@ -28,6 +36,7 @@ from service.engine.kernels.jit import (
     Floats,
     Integers,
     compiled,
+    forced,
     given,
     ordered,
 )
@@ -36,6 +45,7 @@ from service.engine.kernels.search import Work, end_of_group, group_tasks
 
 IN_EXPERTS, ESCALATED, SCANNED = 0, 1, 2  # places in RUNGS
 LARGEST_FEATURE, LARGEST_GAP = 30.0, 20.0
+SEEDED = 16  # an expert with this part of all classes, or fewer, is searched for a threshold
 LOWEST_FLOAT = np.float64(np.finfo(np.float32).min)
 
 
@@ -52,7 +62,7 @@ class Answers(NamedTuple):
 # --- searching ---------------------------------------------------------------------------------
 
 
-@ordered
+@forced
 def search_expert(
     lists: ClassLists,
     e: int,
@@ -86,11 +96,11 @@ def search_experts(
     answers: Answers,
     scan: Scan,
     work: Work,
+    scratch: Integers,  # [2n+2]
 ) -> None:
     """Rows of one expert together, so that its int8 rows stay in the caches."""
     n = some.shape[0]
-    integers = np.empty(2 * n + 2, np.int64)
-    order, group, clock = integers[:n], integers[n : 2 * n], integers[2 * n :]
+    order, group, clock = scratch[:n], scratch[n : 2 * n], scratch[2 * n : 2 * n + 2]
     group_tasks(experts, lists.gate_bias.shape[0], order)
     end = 0
     while end < n:
@@ -120,6 +130,7 @@ def fill_up(
     answers: Answers,
     scan: Scan,
     work: Work,
+    scratch: Integers,
 ) -> int:
     """Searches a row's next-best experts until it has its k classes, and returns how many it then
     has searched; 0 if a scan of all classes is needed, or no more work."""
@@ -135,12 +146,12 @@ def fill_up(
             return 0
         if place >= searched:
             one = ranked[place : place + 1]
-            search_experts(lists, hidden, rows, row, one, answers, scan, work)
+            search_experts(lists, hidden, rows, row, one, answers, scan, work, scratch)
             searched = place + 1
     return searched if answers.best.counts[b] == k else 0
 
 
-@ordered
+@forced
 def search_ranked(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -152,12 +163,12 @@ def search_ranked(
     work: Work,
     filled: bool,  # also where a row's experts hold fewer than k classes
     searched: Integers,  # [B] to fill in: 0 if all classes are to be scanned
+    scratch: Integers,  # [4B+2]
 ) -> None:
     """Each row's g best experts, and more where these hold fewer than k classes."""
     n, n_experts, k = hidden.shape[0], lists.gate_bias.shape[0], answers.best.classes.shape[1]
     m = ranked.shape[0] // n
-    integers = np.empty((2, n), np.int64)
-    some, experts = integers[0], integers[1]
+    some, experts, more = scratch[:n], scratch[n : 2 * n], scratch[2 * n :]
     for b in range(n):
         total = 0
         for place in range(g):
@@ -170,10 +181,11 @@ def search_ranked(
             if searched[b] > 0:
                 some[count], experts[count] = b, ranked[b * m + place]
                 count += 1
-        search_experts(lists, hidden, rows, some[:count], experts[:count], answers, scan, work)
+        tasks = some[:count], experts[:count]
+        search_experts(lists, hidden, rows, *tasks, answers, scan, work, more)
     for b in range(n):
         if filled and searched[b] > 0 and answers.best.counts[b] < k:
-            searched[b] = fill_up(lists, hidden, rows, b, g, answers, scan, work)
+            searched[b] = fill_up(lists, hidden, rows, b, g, answers, scan, work, more)
 
 
 # --- promises of recall ------------------------------------------------------------------------
@@ -216,7 +228,7 @@ def escalate(
     rule: Doubles,  # [F+K+1] weights, experts, threshold; or empty: only features are wanted
     features: Floats,  # [B,F] to fill in
     searched: Integers,  # [B]
-    to_scan: NDArray[np.uint8],  # [B] to fill in
+    to_scan: Integers,  # [B] to fill in
 ) -> None:
     """Chooses the rows that are too difficult for one expert. One that holds fewer than k classes
     is never enough; such a row has no features."""
@@ -238,7 +250,7 @@ def escalate(
 # --- what is called from Python ----------------------------------------------------------------
 
 
-@ordered
+@forced
 def answer_rows(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -247,36 +259,88 @@ def answer_rows(
     gates: Floats,  # [B m]
     rule: Doubles,
     features: Floats,
-    answers: Answers,
+    best_classes: Integers,  # [B,k]
+    log_probs: Floats,  # [B,k]
     work: Work,
-    searched: Integers,
-    rungs: NDArray[np.uint8],
+    told: Integers,  # [B] to fill in, or empty
+    rungs: NDArray[np.uint8],  # likewise
+    space: Doubles,
 ) -> None:
-    n, n_lists = hidden.shape[0], lists.offsets.shape[0] - 1
-    promised = features.shape[0] > 0
-    rows, everything = in_steps(lists, hidden), n_lists - 1
-    to_scan, group = np.zeros(n, np.uint8), np.empty(n, np.int64)
-    scan = make_scan(n, answers.best.classes.shape[1], classes_of(lists, everything))
+    n, k = best_classes.shape
+    n_lists = lists.offsets.shape[0] - 1
+    promised, everything = features.shape[0] > 0, n_lists - 1
+    answers = make_answers(space, best_classes)
+    to_scan, group = words(space, (k + 5) * n, n), words(space, (k + 6) * n, n)
+    searched, scratch = words(space, (k + 7) * n, n), words(space, (k + 8) * n, 4 * n + 2)
+    after = (k + 12) * n + 2
+    rows = in_steps(lists, hidden, space[after:])
+    after += words_for_rows(n, hidden.shape[1])
+    scan = make_scan(space[after:], n, k, classes_of(lists, everything))
     if g > 0:
         filled = not promised
-        search_ranked(lists, hidden, rows, g, ranked, answers, scan, work, filled, searched)
-        if promised:
-            escalate(answers, ranked, gates, rule, features, searched, to_scan)
+        search_ranked(
+            lists, hidden, rows, g, ranked, answers, scan, work, filled, searched, scratch
+        )
+    else:
+        searched[:] = 0
+    to_scan[:] = 0
+    if g > 0 and promised:
+        escalate(answers, ranked, gates, rule, features, searched, to_scan)
     count = 0
     for b in range(n):
-        rungs[b] = IN_EXPERTS
         if searched[b] == 0:
-            rungs[b], to_scan[b] = SCANNED, 1
-        elif to_scan[b] == 1:
-            rungs[b] = ESCALATED
+            to_scan[b] = 1
+        if told.shape[0] > 0:
+            rung = ESCALATED if to_scan[b] == 1 else IN_EXPERTS
+            told[b], rungs[b] = searched[b], rung if searched[b] > 0 else SCANNED
         if to_scan[b] == 1:
             group[count] = b
             count += 1
-    if promised and rule.shape[0] == 0:  # only features are wanted
-        return
-    search_list(
-        lists, everything, hidden, rows, group[:count], answers.best, scan, answers.normalisers
-    )
+    if count > 0 and not (promised and rule.shape[0] == 0):  # or else only features are wanted
+        search_all(lists, hidden, rows, ranked, group[:count], answers, scan)
+    for b in range(n):
+        for i in range(answers.best.counts[b]):
+            difference = answers.best.scores[b, i] - answers.normalisers[b]
+            log_probs[b, i] = np.float32(max(difference, LOWEST_FLOAT))
+
+
+@ordered
+def search_all(
+    lists: ClassLists,
+    hidden: Floats,  # [B,D]
+    rows: QueryRows,
+    ranked: Integers,  # [B m]
+    group: Integers,  # the rows to scan all classes for
+    answers: Answers,
+    scan: Scan,
+) -> None:
+    """Rows without answers are searched in their first expert before, if it is small: what that
+    finds is a threshold that rules most classes out from the first one on."""
+    best, everything = answers.best, lists.offsets.shape[0] - 2
+    k, m = best.classes.shape[1], ranked.shape[0] // hidden.shape[0]
+    for i in range(group.shape[0] if everything > 0 else 0):
+        e = ranked[group[i] * m]
+        few = SEEDED * classes_of(lists, e) <= classes_of(lists, everything)
+        if best.counts[group[i]] == 0 and few and classes_of(lists, e) >= k:
+            one = group[i : i + 1]
+            search_list(lists, e, hidden, rows, one, best, scan, answers.logsumexps)
+    search_list(lists, everything, hidden, rows, group, best, scan, answers.normalisers)
+
+
+@ordered
+def words_for(n: int, k: int, width: int, size: int) -> int:
+    """How many words of space `answer_rows` needs."""
+    return (k + 12) * n + 2 + words_for_rows(n, width) + scan_words(n, k, size)
+
+
+@ordered
+def make_answers(space: Doubles, best_classes: Integers) -> Answers:
+    n, k = best_classes.shape
+    counts = words(space, (k + 4) * n, n)
+    counts[:] = 0
+    best = Best(best_classes, space[4 * n : (k + 4) * n].reshape((n, k)), counts)
+    space[n : 2 * n] = -np.inf  # largest
+    return Answers(best, space[:n], space[n : 2 * n], space[2 * n : 3 * n], space[3 * n : 4 * n])
 
 
 @compiled(
@@ -298,24 +362,33 @@ def answer(
     log_probs: Floats,  # [B,k] to fill in
     seconds: Doubles,  # [K] to fill in
     worked: Integers,  # [K] to fill in
-    searched: Integers,  # [B] to fill in
-    rungs: NDArray[np.uint8],  # [B] to fill in
+    searched: Integers,  # [B] to fill in, or empty
+    rungs: NDArray[np.uint8],  # [B] to fill in, or empty
 ) -> int:
     """The k best classes of each row. Returns the gate's nanoseconds, or NOT_FINITE."""
     if not finite(hidden):
         return NOT_FINITE
     lists = unpack(packed)
-    gate_time = rank(hidden, lists.gate, lists.gate_bias, ranked, gates)
+    inputs, firsts, shares = borrowed(hidden), borrowed(ranked), borrowed(gates)
+    gate_time = rank(inputs, lists.gate, lists.gate_bias, firsts, shares)
     n, k = best_classes.shape
-    floats = np.empty((4, n), np.float64)
-    best = Best(best_classes, np.empty((n, k), np.float64), np.zeros(n, np.int64))
-    answers = Answers(best, floats[0], floats[1], floats[2], floats[3])
-    answers.largest[:] = -np.inf
-    seconds[:], worked[:], searched[:] = 0, 0, 0
-    work = Work(seconds, worked)
-    answer_rows(lists, hidden, g, ranked, gates, rule, features, answers, work, searched, rungs)
-    for b in range(n):
-        for i in range(best.counts[b]):
-            difference = best.scores[b, i] - answers.normalisers[b]
-            log_probs[b, i] = np.float32(max(difference, LOWEST_FLOAT))
+    size = classes_of(lists, lists.offsets.shape[0] - 2)
+    space = np.empty(words_for(n, k, hidden.shape[1], size), np.float64)
+    seconds[:], worked[:] = 0, 0
+    answer_rows(
+        lists,
+        inputs,
+        g,
+        firsts,
+        shares,
+        borrowed(rule),
+        borrowed(features),
+        borrowed(best_classes),
+        borrowed(log_probs),
+        Work(borrowed(seconds), borrowed(worked)),
+        borrowed(searched),
+        borrowed(rungs),
+        borrowed(space),
+    )
+    space[0] = 0  # until here it is borrowed from
     return gate_time

@@ -6,6 +6,7 @@ B rows, D hidden, K experts, g experts searched for a row.
 import numpy as np
 from numba import types
 
+from service.engine.kernels.borrowed import borrowed
 from service.engine.kernels.clock import nanoseconds
 from service.engine.kernels.float_products import score_many, score_one_in_cache
 from service.engine.kernels.jit import (
@@ -36,12 +37,14 @@ def rank(
     gates: Floats,  # [B g] to fill in
 ) -> int:
     """Each row's best experts and their share of the softmax. Returns the nanoseconds it took."""
-    clock = np.empty(2, np.int64)
-    started = nanoseconds(clock)
     n_experts, n = gate_bias.shape[0], hidden.shape[0]
     g = ranked.shape[0] // n
     together = min(n, RANKED_AT_ONCE)
-    logits = np.empty((together, n_experts), np.float32)
+    space = np.empty(2 + (together * n_experts + 1) // 2, np.int64)
+    clock = borrowed(space[:2])
+    started = nanoseconds(clock)
+    numbers = borrowed(space[2:]).view(np.float32)
+    logits = numbers[: together * n_experts].reshape((together, n_experts))
     for first in range(0, n, together):
         count = min(together, n - first)
         for i in range(count):
@@ -53,7 +56,9 @@ def rank(
         for i in range(count):
             of_row = slice((first + i) * g, (first + i + 1) * g)
             best_shares(logits[i], ranked[of_row], gates[of_row])
-    return nanoseconds(clock) - started
+    passed = nanoseconds(clock) - started
+    space[0] = 0  # until here it is borrowed from
+    return passed
 
 
 @compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]))
@@ -61,7 +66,9 @@ def rank_experts(
     hidden: Floats, gate: Floats, gate_bias: Floats, ranked: Integers, gates: Floats
 ) -> int:
     """`rank`, called from Python; NOT_FINITE if a row is not finite."""
-    return rank(hidden, gate, gate_bias, ranked, gates) if finite(hidden) else NOT_FINITE
+    if not finite(hidden):
+        return NOT_FINITE
+    return rank(hidden, gate, gate_bias, ranked, gates)
 
 
 @ordered

@@ -19,10 +19,8 @@ from numba.extending import intrinsic
 cgutils: Any = untyped_cgutils
 
 HAS_AVX2 = bool(get_host_cpu_features().get("avx2", False))
-HAS_AVX512 = bool(get_host_cpu_features().get("avx512bw", False))
 COLUMNS = 64  # whose sums fit into the registers of AVX2
 BLOCK = 32  # bytes of a vector of AVX2
-WORDS = 32 if HAS_AVX512 else 16  # int16 of a vector
 
 
 @intrinsic
@@ -206,87 +204,6 @@ def _dots_of_four(
     return types.void(x, matrix, width, sums), generate
 
 
-@intrinsic
-def _dots_with_four_rows(
-    typing: Any,  # noqa: ANN401
-    x: types.Type,  # address of blocks of int16
-    first: types.Type,  # addresses of four rows of int8
-    second: types.Type,
-    third: types.Type,
-    fourth: types.Type,
-    width: types.Type,  # of a row, at least a block
-    sums: types.Type,  # address of four int32 to fill in
-) -> Any:  # noqa: ANN401
-    """Sums of products of x with four rows, wherever they are, a block of WORDS at a time.
-
-    Where width is no multiple of that the last block overlaps the one before, and x is zero where
-    they do. Sums may wrap on the way; they are right if the whole sum fits into 32 bits.
-    """
-    del typing
-    i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-    block, shorts = ir.VectorType(i8, WORDS), ir.VectorType(i16, WORDS)
-    sums_of_pairs, ints = ir.VectorType(i32, WORDS // 2), ir.VectorType(i32, 8)
-    multiply = "avx512.pmaddw.d.512" if HAS_AVX512 else "avx2.pmadd.wd"
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        del signature
-        x, *rows, width, sums = arguments
-
-        def operation(name: str, result: Any, *given: Any) -> Any:  # noqa: ANN401
-            kind = ir.FunctionType(result, [value.type for value in given])
-            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
-            return builder.call(function, given)
-
-        def load(address: Any, kind: Any) -> Any:  # noqa: ANN401
-            return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
-
-        zero = ir.Constant(sums_of_pairs, [0] * (WORDS // 2))
-        totals = [cgutils.alloca_once_value(builder, zero) for _ in rows]
-
-        def add_block(begin: Any, place: Any) -> None:  # noqa: ANN401
-            numbers = load(builder.add(x, builder.mul(begin, i64(2))), shorts)
-            for row, total in zip(rows, totals, strict=True):
-                weights = builder.sext(load(builder.add(row, place), block), shorts)
-                pairs = operation(multiply, sums_of_pairs, numbers, weights)
-                builder.store(builder.add(builder.load(total), pairs), total)
-
-        def in_eight(total: Any) -> Any:  # noqa: ANN401
-            """The upper half of a longer vector added to its lower half."""
-            if not HAS_AVX512:
-                return total
-            parts = [
-                builder.shuffle_vector(
-                    total, zero, ir.Constant(ir.VectorType(i32, 8), list(range(first, first + 8)))
-                )
-                for first in (0, 8)
-            ]
-            return builder.add(*parts)
-
-        full = builder.udiv(width, i64(WORDS))
-        with cgutils.for_range(builder, full) as loop:
-            begin = builder.mul(loop.index, i64(WORDS))
-            add_block(begin, begin)
-        done = builder.mul(full, i64(WORDS))
-        with builder.if_then(builder.icmp_signed("<", done, width)):
-            add_block(done, builder.sub(width, i64(WORDS)))
-        # Neighbours are added twice, within halves of a vector; then the halves.
-        one, two, three, four = (in_eight(builder.load(total)) for total in totals)
-        low = operation("avx2.phadd.d", ints, one, two)
-        high = operation("avx2.phadd.d", ints, three, four)
-        both = operation("avx2.phadd.d", ints, low, high)
-        nothing = ir.Constant(ints, ir.Undefined)
-        lanes = ir.VectorType(i32, 4)
-        halves = [
-            builder.shuffle_vector(both, nothing, ir.Constant(lanes, list(chosen)))
-            for chosen in (range(4), range(4, 8))
-        ]
-        found = builder.add(*halves)
-        builder.store(found, builder.inttoptr(sums, lanes.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(x, first, second, third, fourth, width, sums), generate
-
-
 # numba replaces these by the code above; to mypy they are functions of any arguments.
 widened: Any = _widened
 pointer: Any = _pointer
@@ -294,4 +211,3 @@ prefetch: Any = _prefetch
 float_of_bits: Any = _float_of_bits
 add_block_products: Any = _add_block_products
 dots_of_four: Any = _dots_of_four
-dots_with_four_rows: Any = _dots_with_four_rows

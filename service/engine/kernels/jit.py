@@ -15,7 +15,10 @@ Integers = NDArray[np.int64]
 
 
 def compiled(
-    fastmath: set[str], signature: object = None, inline: Literal["never", "always"] = "never"
+    fastmath: set[str],
+    signature: object = None,
+    inline: Literal["never", "always"] = "never",
+    forceinline: bool = False,
 ) -> Callable[[Function], Function]:
     """Compiles a function with numba, without the GIL; machine code is cached on disk if possible.
 
@@ -25,9 +28,14 @@ def compiled(
     def compile_it(function: Function) -> Function:
         kept = cache.folder() is not None
         with cache.in_use():
-            made = njit(signature, nogil=True, cache=kept, fastmath=fastmath, inline=inline)(
-                function
-            )
+            made = njit(
+                signature,
+                nogil=True,
+                cache=kept,
+                fastmath=fastmath,
+                inline=inline,
+                forceinline=forceinline,
+            )(function)
         return cast(Function, made)
 
     return compile_it
@@ -38,6 +46,8 @@ ORDERED = {"contract", "nsz"}
 ordered = compiled(ORDERED)
 # Copied into its caller: a call would pass a layer's record again, a hundred words for each expert.
 inlined = compiled(ORDERED, inline="always")
+# The same, but by LLVM, after each was compiled by itself.
+forced = compiled(ORDERED, forceinline=True)
 # Sums may be reordered: only for what is computed by the same loop in every case.
 REORDERED = {*ORDERED, "reassoc"}
 reordered = compiled(REORDERED)

@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine import Engine
-from service.engine.kernels import bounded_products, certified
+from service.engine.kernels import best, bounded_products, certified, int16_products
+from service.engine.kernels.class_lists import ClassLists
+from service.engine.kernels.int16_intrinsics import BYTES, EIGHT, HAS_VNNI, WORDS
+from service.engine.kernels.intrinsics import HAS_AVX2
 from service.topk import RUNGS, Mode
 
 EXACT = Mode(exact=True)
-shapes = st.tuples(st.integers(1, 700), st.sampled_from([1, 2, 15, 16, 17, 31, 32, 40, 100]))
+shapes = st.tuples(st.integers(1, 700), st.sampled_from([1, 2, 15, 16, 17, 31, 40, 64, 100, 130]))
 seeds = st.integers(0, 2**32 - 1)
 examples = settings(max_examples=60, deadline=None)
 
@@ -140,20 +143,61 @@ def test_approximate_scores_are_within_their_bounds(shape: tuple[int, int], seed
     hidden = (rng.normal(size=(2, shape[1])) ** 5).astype(np.float32)
     engine = Engine(layer(head, [[0]]))
     lists = engine._backend._lists  # type: ignore[attr-defined]
-    rows = bounded_products.in_steps(lists, hidden)
-    sums, scores = np.empty(shape[0] + 3, np.int32), np.empty(shape[0])
-    first, end = lists.offsets[1], lists.offsets[2]
+    rows = in_steps(lists, hidden)
+    width, first, end = shape[1], lists.offsets[1], lists.offsets[2]
+    sums = np.empty(shape[0] + EIGHT, np.int32)
+    scores, marks = np.empty(shape[0]), np.empty(shape[0], np.uint8)
+    scales, errors, lengths = (
+        numbers[first:end] for numbers in (lists.scales, lists.errors, lists.lengths)
+    )
     exact = by_numpy.all_scores(head, hidden)
     for b in range(2):
-        bounded_products.add_up(lists, rows.x[b], shape[1], first, end, end, sums)
-        scales, errors, lengths = (
-            numbers[first:end] for numbers in (lists.scales, lists.errors, lists.lengths)
+        row = bounded_products.bounds_of(rows, b)
+        classes, n = lists.classes[first:end], shape[0]
+        way = int16_products.way_for(width)
+        int16_products.add_up(rows.x[b], way, lists.quantised, classes, n, width, True, sums)
+        highest = exact[b].max()
+        found = bounded_products.score_and_mark(
+            sums, scales, errors, lengths, row, highest, scores, marks
         )
-        bounded_products.fill_in_scores(sums, scales, lists.biases, rows.steps[b], scores)
-        bounds = [bounded_products.bound(lists, at, rows, b) for at in range(first, end)]
+        bounds = [bounded_products.bound(lists, at, row) for at in range(first, end)]
         assert (np.abs(scores - exact[b]) <= bounds).all()
-        numbers = scores, errors, lengths, rows.lengths[b], rows.remainders[b]
-        assert bounded_products.reaching(*numbers, exact[b].max()) >= 1
+        assert found == marks.sum() >= 1 and marks[exact[b].argmax()]
+        assert bounded_products.mark(scores, errors, lengths, row, highest, marks) == found
+
+
+def in_steps(lists: ClassLists, hidden: Floats) -> bounded_products.QueryRows:
+    space = np.empty(bounded_products.words_for_rows(*hidden.shape))
+    return bounded_products.in_steps(lists, hidden, space)
+
+
+@examples
+@given(st.integers(1, 300), st.integers(1, 40), seeds)
+def test_all_ways_of_adding_up_are_the_plain_loop(width: int, n: int, seed: int) -> None:
+    """In every bit, also where the sum of all products does not fit into 32."""
+    rng = np.random.default_rng(seed)
+    largest = int16_products.LARGEST_STEP
+    table = rng.integers(-127, 128, (50, width)).astype(np.int8)
+    whole = rng.integers(-largest, largest + 1, width).astype(np.int16)
+    whole[rng.integers(width)] = rng.choice([-largest, largest])
+    chosen = rng.integers(0, 50, n + 5).astype(np.int32)  # the last ones are not wanted yet
+    wanted = (table[chosen[:n]].astype(np.int64) @ whole.astype(np.int64)).astype(np.int32)
+    ways = [int16_products.PLAIN]
+    if HAS_AVX2 and width >= WORDS:
+        ways.append(int16_products.BY_AVX2)
+    if HAS_VNNI and width >= BYTES:
+        ways.append(int16_products.BY_VNNI)
+    assert int16_products.way_for(width) == ways[-1]
+    for way in ways:
+        x = np.empty(int16_products.bytes_for(width), np.int8)
+        sums = np.empty(n + EIGHT, np.int32)
+        int16_products.lay_out(whole, way, x)
+        int16_products.add_up(x, way, table.reshape(-1), chosen, n, width, False, sums)
+        assert sums[:n].tolist() == wanted.tolist()
+        n_all, everything = len(table), np.arange(len(table), dtype="i4")
+        sums = np.empty(n_all + EIGHT, np.int32)
+        int16_products.add_up(x, way, table.reshape(-1), everything, n_all, width, True, sums)
+        assert sums[chosen[:n]].tolist() == wanted.tolist()
 
 
 def test_an_answer_does_not_depend_on_its_batch() -> None:
@@ -177,21 +221,36 @@ def test_candidates_are_sorted(n: int, seed: int) -> None:
     scores, places = rng.integers(-3, 3, n).astype(np.float64), rng.permutation(n)
     order = np.lexsort((places, -scores))
     wanted = scores[order], places[order]
-    certified.sort(scores, places, n)
+    best.order(scores, places, n)
     assert scores.tolist() == wanted[0].tolist() and places.tolist() == wanted[1].tolist()
 
 
-def test_the_plain_loop_adds_as_the_vectors_do() -> None:
+def test_rows_are_rounded_to_whole_steps() -> None:
     rng = np.random.default_rng(0)
-    for width in (1, 15, 16, 17, 40, 47, 64):
-        row = rng.integers(-127, 128, width).astype(np.int8)
+    for width in (1, 15, 16, 17, 40, 47, 64, 65, 200):
+        head = rng.normal(size=(3, width)).astype(np.float32)
         hidden = rng.normal(size=(1, width)).astype(np.float32)
-        rows = bounded_products.QueryRows(
-            np.zeros((1, bounded_products.words_of(width)), np.int16),
-            np.empty(1), np.empty(1), np.empty(1),
-        )  # fmt: skip
-        bounded_products.row_in_steps(hidden[0], 1.0, 0, rows)
-        step = rows.steps[0]
-        total = bounded_products.int_dot(rows.x[0], row)
-        whole = np.rint(hidden[0].astype(np.float64) / step)
-        assert total == int((whole * row).sum())
+        lists = Engine(layer(head, [[0]]))._backend._lists  # type: ignore[attr-defined]
+        rows, sums = in_steps(lists, hidden), np.empty(3 + EIGHT, np.int32)
+        way, table = int16_products.way_for(width), lists.quantised
+        classes = np.arange(3, dtype=np.int32)
+        int16_products.add_up(rows.x[0], way, table, classes, 3, width, True, sums)
+        whole = np.rint(hidden[0].astype(np.float64) / rows.steps[0])
+        assert np.abs(whole).max() <= int16_products.LARGEST_STEP
+        assert sums[:3].tolist() == (table.reshape(3, width) @ whole).astype(int).tolist()
+
+
+def test_the_first_expert_only_raises_the_threshold() -> None:
+    """Where there are experts, exact answers are the same as without."""
+    rng = np.random.default_rng(3)
+    head = rng.normal(size=(2000, 32)).astype(np.float32)
+    hidden = rng.normal(size=(20, 32)).astype(np.float32)
+    few = [rng.choice(2000, 60, replace=False).tolist() for _ in range(4)]
+    seeded = Engine(layer(head, few)).topk(hidden, 10, mode=EXACT)
+    alone = Engine(layer(head, [[0]])).topk(hidden, 10, mode=EXACT)
+    wanted = by_numpy.best(by_numpy.all_scores(head, hidden), 10)
+    assert seeded.classes.tolist() == alone.classes.tolist() == wanted.tolist()
+    np.testing.assert_allclose(seeded.log_probs, alone.log_probs, atol=1e-3)
+    assert seeded.searched is not None and not seeded.searched.any()
+    assert seeded.rungs is not None and {RUNGS[rung] for rung in seeded.rungs} == {"exact"}
+    assert not seeded.expert_rows.any()
