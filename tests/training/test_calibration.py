@@ -103,6 +103,21 @@ def test_too_few_rows_are_refused() -> None:
         calibrate(make_layer(), np.zeros((100, 8), np.float32))
 
 
+def test_rows_that_are_missed_together_are_feared_more() -> None:
+    """Pages of 50 rows, of which some are hard as a whole: most calibrations keep the promise."""
+    random = np.random.default_rng(3)
+    broken = {0: 0, 64: 0}
+    for _ in range(100):
+        page = np.repeat(random.normal(size=2 * 64), 50)
+        difficulty = page + 0.3 * random.normal(size=len(page))
+        missed = (random.random(len(page)) < 1 / (1 + np.exp(3 - 2 * page))).astype(float)
+        for neighbourhoods in broken:
+            limit = threshold(difficulty[:3200], missed[:3200], 0.95, neighbourhoods)
+            kept = difficulty[3200:] <= (-INFINITY if limit is None else limit)
+            broken[neighbourhoods] += (missed[3200:] * kept).mean() > 0.05
+    assert broken[64] <= 25 < broken[0]
+
+
 @pytest.mark.parametrize("recall", [0.98, 0.99, 0.995])
 def test_as_many_rows_as_are_asked_for_are_enough(recall: float) -> None:
     """And with a few less, that promise is for exact answers only."""

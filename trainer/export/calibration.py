@@ -3,7 +3,8 @@
 After a row's first expert was searched, a few features tell how likely it is that some of the
 head's best classes are outside. A logistic regression on one part of the held-out rows turns them
 into a difficulty; on the other part, thresholds are found by conformal risk control (Angelopoulos
-et al. 2022): with rows like these, the expected share of missed classes is at most 1 - recall.
+et al. 2022): with rows like these, the expected share of missed classes is at most 1 - recall. To
+that is added what chance may do to so many neighbourhoods of rows.
 
 M rows, D hidden, K experts, N classes, k answers, F features.
 """
@@ -29,6 +30,8 @@ from trainer.layer.head_softmax import HeadSoftmax, split_by_expert
 LEVELS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
 ANSWERS = (1, 5, 10, 50, 100)
 ROWS_AT_ONCE = 256
+NEIGHBOURHOODS = 64  # of calibrating rows, whose differences say how much is chance
+CAUTION = 1.28  # standard errors: nine calibrations of ten then keep what they promise
 BLOCKS = 32  # of neighbouring rows, by turns for fitting and for calibrating
 LARGEST_FEATURE, LARGEST_GAP = 30.0, 20.0
 STRENGTH = 1.0  # of the regression's weights, as scikit-learn's C
@@ -71,9 +74,8 @@ def calibrate(
         difficulty[~found.complete] = np.inf
         weights.append(own.tolist())
         experts.append(of_expert.tolist())
-        thresholds.append([
-            threshold(difficulty[~fitted], found.loss[~fitted], level) for level in levels
-        ])  # fmt: skip
+        rows = difficulty[~fitted], found.loss[~fitted]
+        thresholds.append([threshold(*rows, level, NEIGHBOURHOODS) for level in levels])
     return Contract(
         rows=int((~fitted).sum()),
         levels=list(levels),
@@ -84,18 +86,24 @@ def calibrate(
     )
 
 
-def threshold(difficulty: Floats, loss: Floats, recall: float) -> float | None:
+def threshold(
+    difficulty: Floats, loss: Floats, recall: float, neighbourhoods: int = 0
+) -> float | None:
     """The largest difficulty [M] up to which rows may stay as they are; None: none may.
 
-    (sum of their losses + 1) / (M + 1) is then at most 1 - recall.
+    (sum of their losses + 1) / (M + 1) is then at most 1 - recall, with what chance may add where
+    rows are given in so many neighbourhoods.
     """
     order = np.argsort(difficulty, kind="stable")
     allowed = (1.0 - recall) * (len(loss) + 1) - 1.0 + ROUNDING
     if allowed < 0.0:
         return None
     missed = np.cumsum(loss[order])
+    if neighbourhoods:
+        missed += by_chance(order, loss, min(neighbourhoods, len(loss)))
     ranked = difficulty[order]
-    kept = int(np.searchsorted(missed, allowed, side="right"))  # rows that may stay
+    over = missed > allowed
+    kept = int(over.argmax()) if over.any() else len(ranked)  # rows that may stay
     while 0 < kept < len(ranked) and ranked[kept - 1] == ranked[kept]:
         kept -= 1  # rows of equal difficulty stay together
     if kept == 0:
@@ -104,6 +112,21 @@ def threshold(difficulty: Floats, loss: Floats, recall: float) -> float | None:
         finite = ranked[np.isfinite(ranked)]
         return float(finite[-1]) if len(finite) else None
     return float(ranked[kept - 1])
+
+
+def by_chance(order: NDArray[np.int64], loss: Floats, neighbourhoods: int) -> Floats:
+    """What other rows of the kind may miss besides [M], for as many of the least difficult rows.
+
+    It is a part of the standard error of the sum, by whole neighbourhoods: rows of one sentence or
+    one page are missed together.
+    """
+    of_row = np.arange(len(loss)) * neighbourhoods // len(loss)
+    mean = np.cumsum(loss[order]) / neighbourhoods
+    squares = np.zeros(len(loss))
+    for number in range(neighbourhoods):
+        of_this = np.where(of_row[order] == number, loss[order], 0.0)
+        squares += (np.cumsum(of_this) - mean) ** 2
+    return CAUTION * np.sqrt(squares * neighbourhoods / max(neighbourhoods - 1, 1))
 
 
 def rows_needed(recall: float) -> int:

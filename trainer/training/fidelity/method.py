@@ -9,6 +9,7 @@ is what the budget makes it. Weight rows never change.
 S sampled query rows, D hidden, K experts, N classes.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,12 @@ from trainer.layer.head_softmax import HeadSoftmax, keys_of
 from trainer.training import metrics
 from trainer.training.config import VectorsConfig
 from trainer.training.fidelity.classes import MEASURED, demand, places_of_rest, values
-from trainer.training.fidelity.gate import learn_gate
+from trainer.training.fidelity.gate import BATCH, learn_gate
 from trainer.training.fidelity.geometry import log_chances
 from trainer.training.fidelity.rest import fit_rest, unbiased
 from trainer.training.fidelity.teacher import Answers
 from trainer.training.loop import Data
-from trainer.training.problem import Learned, Problem
+from trainer.training.problem import BudgetImpossible, Learned, Problem
 from trainer.training.warm_start import (
     Demand,
     cluster_gate,
@@ -38,9 +39,9 @@ from trainer.training.warm_start import (
 ANSWERS = 50  # of the head to each row, by which classes are chosen
 # How fast the worth of answers behind the first ten fades, in spans of the first ten's scores; the
 # rows for choices decide.
-FADINGS = (0.0, 0.15, 0.5)
-ROUNDS = 6
-EPOCHS = 2  # of the gate in each round
+FADINGS = (0.0, 0.15, 0.3)
+ROUNDS = 8
+LEAST_STEPS = 100  # of the gate in each round, which else takes one epoch
 CHOOSER = "chooser"  # of what a problem keeps
 LEARNING_RATE = 0.05  # of a gate whose inputs have length 1 on average
 
@@ -65,10 +66,10 @@ class Chooser:
         """Of each answer, [S,T]."""
         return values(self._answers, fading * self._span)
 
-    def layer(self, gate: Tensor, fading: float) -> Chosen:
+    def layer(self, gate: Tensor, fading: float, budget: float | None = None) -> Chosen:
         worth = self.worth(fading)
         wanted = self._demand(gate, worth)
-        price = least_gain(wanted, self._problem.budget, self._fallback)
+        price = least_gain(wanted, budget or self._problem.budget, self._fallback)
         held = held_above(price, wanted, self._fallback)
         rest = torch.zeros(len(gate), self._problem.hidden.shape[1] + 1)
         layer = HeadSoftmax(
@@ -77,6 +78,16 @@ class Chooser:
         # Copies for the sake of keep-one are no reason to send fewer rows: there would be no end.
         sizes = (wanted.share > price).sum(dim=1)
         return Chosen(layer, price * sizes / worth.sum(dim=1).mean())
+
+    def settled(self, layer: HeadSoftmax, fading: float) -> HeadSoftmax:
+        """The same gate with the budget as the rows for choices use it: they go to other experts
+        than the rows that were learned from, a little."""
+        used = self._problem.choice.figures(layer)["mean_rows"]
+        budget = self._problem.budget**2 / max(used, 1.0)
+        try:
+            return self.layer(layer.gate.detach(), fading, budget).layer
+        except BudgetImpossible:  # there is no room but for a copy of every class
+            return layer
 
     def place_rest(self, gate: Tensor) -> None:
         """Finds the experts of classes that no expert wants, if each class is to have a copy."""
@@ -170,7 +181,7 @@ def learn(
             worth,
             chosen.layer.held,
             chosen.cost,
-            epochs=EPOCHS,
+            epochs=math.ceil(LEAST_STEPS * BATCH / len(inputs)),
             learning_rate=LEARNING_RATE,
             seed=config.seed + number,
         )
@@ -180,6 +191,8 @@ def learn(
         found = chooser.score(chosen.layer)
         if found > best_score:
             best, best_score = chosen.layer, found
+    kept_start = best is started
+    best = chooser.settled(best, fading)
     best.rest = fit_rest(best, problem.hidden, answers.logsumexp)
     best.rest = unbiased(best, problem.choice.hidden, problem.choice.logsumexp)
-    return Learned(best, 0.0, kept_start=best is started)
+    return Learned(best, 0.0, kept_start=kept_start)
