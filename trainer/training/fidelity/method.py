@@ -39,8 +39,8 @@ from trainer.training.warm_start import (
 ANSWERS = 50  # of the head to each row, by which classes are chosen
 # How fast the worth of answers behind the first ten fades, in spans of the first ten's scores; the
 # rows for choices decide.
-FADINGS = (0.0, 0.15, 0.3)
-ROUNDS = 8
+FADINGS = (0.0, 0.05, 0.15, 0.3)
+ROUNDS = 10
 LEAST_STEPS = 100  # of the gate in each round, which else takes one epoch
 CHOOSER = "chooser"  # of what a problem keeps
 LEARNING_RATE = 0.05  # of a gate whose inputs have length 1 on average
@@ -80,12 +80,12 @@ class Chooser:
         return Chosen(layer, price * sizes / worth.sum(dim=1).mean())
 
     def settled(self, layer: HeadSoftmax, fading: float) -> HeadSoftmax:
-        """The same gate with the budget as the rows for choices use it: they go to other experts
-        than the rows that were learned from, a little."""
-        used = self._problem.choice.figures(layer)["mean_rows"]
-        budget = self._problem.budget**2 / max(used, 1.0)
+        """The same gate with the classes that suit it best, and the budget as the rows for choices
+        use it: they go to other experts than the rows that were learned from, a little."""
+        gate, budget = layer.gate.detach(), self._problem.budget
+        used = self._problem.choice.figures(self.layer(gate, fading).layer)["mean_rows"]
         try:
-            return self.layer(layer.gate.detach(), fading, budget).layer
+            return self.best_fading(gate, budget**2 / max(used, 1.0))[1].layer
         except BudgetImpossible:  # there is no room but for a copy of every class
             return layer
 
@@ -106,8 +106,8 @@ class Chooser:
         found = metrics.reachable_recall(layer, choice.hidden, choice.full.best)
         return found["1"] + found["10"]
 
-    def best_fading(self, gate: Tensor) -> tuple[float, Chosen]:
-        layers = {fading: self.layer(gate, fading) for fading in FADINGS}
+    def best_fading(self, gate: Tensor, budget: float | None = None) -> tuple[float, Chosen]:
+        layers = {fading: self.layer(gate, fading, budget) for fading in FADINGS}
         best = max(layers, key=lambda fading: self.score(layers[fading].layer))
         return best, layers[best]
 
