@@ -33,6 +33,7 @@ from service.engine.kernels.int16_intrinsics import EIGHT
 from service.engine.kernels.int16_products import add_up, way_for
 from service.engine.kernels.jit import Floats, Integers, forced, ordered
 from service.engine.kernels.scores import exponential
+from service.engine.kernels.small_lists import SMALL, search_small
 
 CHUNK = 256  # classes whose scores are looked at together
 MANY = 16  # marked ones, of which most may be ruled out by a threshold that they raise
@@ -53,7 +54,7 @@ class Scan(NamedTuple):
     sums: Doubles  # [T] of e^(score - shift), of classes that are no candidates
     shifts: Doubles  # [T] not below the threshold
     chunk: Doubles  # [CHUNK] scratch
-    products: NDArray[np.int32]  # [CHUNK+EIGHT] scratch
+    products: NDArray[np.int32]  # [SMALL+EIGHT] scratch
     marks: NDArray[np.uint8]  # [CHUNK] scratch
 
 
@@ -66,7 +67,7 @@ def room_for(k: int, size: int) -> int:
 @ordered
 def scan_words(n: int, k: int, size: int) -> int:
     """How many words `make_scan` needs, for up to n rows."""
-    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * CHUNK + EIGHT
+    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * CHUNK + SMALL
 
 
 @ordered
@@ -90,8 +91,8 @@ def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
         sums=space[together : 2 * together],
         shifts=space[2 * together : 3 * together],
         chunk=space[after : after + CHUNK],
-        products=small[: CHUNK + EIGHT],
-        marks=small[CHUNK + EIGHT : CHUNK + EIGHT + CHUNK // 4].view(np.uint8),
+        products=small[: SMALL + EIGHT],
+        marks=small[SMALL + EIGHT : SMALL + EIGHT + CHUNK // 4].view(np.uint8),
     )
 
 
@@ -106,6 +107,13 @@ def search_list(
     scan: Scan,
     logsumexps: Doubles,  # [B] to fill in: those of the list's classes
 ) -> None:
+    if lists.offsets[which + 1] - lists.offsets[which] <= SMALL:
+        scores, lows = scan.scores[0], scan.places[0].view(np.float64)
+        for b in group:
+            logsumexps[b] = search_small(
+                lists, which, hidden[b], rows, b, best, scan.products, scores, lows
+            )
+        return
     for first in range(0, group.shape[0], ROWS_AT_ONCE):
         some = group[first : first + ROWS_AT_ONCE]
         search_together(lists, which, hidden, rows, some, best, scan, logsumexps)

@@ -13,6 +13,7 @@ from service.engine.kernels.intrinsics import pointer
 from service.engine.kernels.jit import Floats, Integers, inlined
 
 LONGEST, SLACK = 0, 1  # places in `facts`
+PACKED = 24  # numbers that `pack` makes
 
 
 class ClassLists(NamedTuple):

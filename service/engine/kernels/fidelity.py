@@ -299,9 +299,7 @@ def answer_rows(
     if count > 0 and not (promised and rule.shape[0] == 0):  # or else only features are wanted
         search_all(lists, hidden, rows, ranked, group[:count], answers, scan)
     for b in range(n):
-        for i in range(answers.best.counts[b]):
-            difference = answers.best.scores[b, i] - answers.normalisers[b]
-            log_probs[b, i] = np.float32(max(difference, LOWEST_FLOAT))
+        fill_in_log_probs(answers, b, log_probs)
 
 
 @ordered
@@ -325,6 +323,19 @@ def search_all(
             one = group[i : i + 1]
             search_list(lists, e, hidden, rows, one, best, scan, answers.logsumexps)
     search_list(lists, everything, hidden, rows, group, best, scan, answers.normalisers)
+
+
+@ordered
+def fill_in_log_probs(answers: Answers, b: int, log_probs: Floats) -> None:
+    for i in range(answers.best.counts[b]):
+        difference = answers.best.scores[b, i] - answers.normalisers[b]
+        log_probs[b, i] = np.float32(max(difference, LOWEST_FLOAT))
+
+
+@ordered
+def answers_words(n: int, k: int) -> int:
+    """How many words `make_answers` needs."""
+    return (k + 5) * n
 
 
 @ordered

@@ -29,6 +29,21 @@ SMALLEST_GATE = np.finfo(np.float32).tiny
 
 
 @ordered
+def rank_row(
+    h: Floats,  # [D]
+    gate: Floats,  # [D K] by column
+    gate_bias: Floats,  # [K]
+    logits: Floats,  # [K] scratch
+    ranked: Integers,  # [g] to fill in
+    gates: Floats,  # [g] to fill in
+) -> None:
+    """A row's best experts and their share of the softmax."""
+    logits[:] = gate_bias
+    score_one_in_cache(h, gate, gate_bias.shape[0], logits)
+    best_shares(logits, ranked, gates)
+
+
+@ordered
 def rank(
     hidden: Floats,  # [B,D]
     gate: Floats,  # [D K] by column
@@ -50,9 +65,10 @@ def rank(
         for i in range(count):
             logits[i] = gate_bias
         if count == 1:
-            score_one_in_cache(hidden[first], gate, n_experts, logits[0])
-        else:
-            score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, logits)
+            of_row = slice(first * g, (first + 1) * g)
+            rank_row(hidden[first], gate, gate_bias, logits[0], ranked[of_row], gates[of_row])
+            continue
+        score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, logits)
         for i in range(count):
             of_row = slice((first + i) * g, (first + i + 1) * g)
             best_shares(logits[i], ranked[of_row], gates[of_row])

@@ -41,6 +41,13 @@ def compiled(
     return compile_it
 
 
+def entry_point(function: Function) -> Function:
+    """The machine code of a function with one signature, for Python to call without numba's look at
+    the types of its arguments, which the caller guarantees."""
+    dispatcher: Any = function
+    return cast(Function, dispatcher.overloads[dispatcher.signatures[0]].entry_point)
+
+
 # A product and a sum may be fused, but no sum is reordered: vectors and single numbers agree.
 ORDERED = {"contract", "nsz"}
 ordered = compiled(ORDERED)
