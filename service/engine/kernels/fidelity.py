@@ -35,6 +35,7 @@ from service.engine.kernels.jit import (
     SECONDS,
     Floats,
     Integers,
+    allocating,
     compiled,
     forced,
     given,
@@ -120,7 +121,7 @@ def classes_of(lists: ClassLists, which: int) -> int:
     return int(lists.offsets[which + 1] - lists.offsets[which])
 
 
-@ordered
+@allocating
 def fill_up(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -360,6 +361,7 @@ def make_answers(space: Doubles, best_classes: Integers) -> Answers:
         INTEGERS, ROWS, types.int64, COUNTS, types.float32[::1], given(types.float64, 1),
         FLOAT_TABLE, INTEGER_TABLE, FLOAT_TABLE, SECONDS, COUNTS, COUNTS, types.uint8[::1],
     ),
+    allocates=True,
 )  # fmt: skip
 def answer(
     packed: Integers,

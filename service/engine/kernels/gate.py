@@ -16,6 +16,7 @@ from service.engine.kernels.jit import (
     ROWS,
     Floats,
     Integers,
+    allocating,
     compiled,
     ordered,
 )
@@ -38,12 +39,13 @@ def rank_row(
     gates: Floats,  # [g] to fill in
 ) -> None:
     """A row's best experts and their share of the softmax."""
-    logits[:] = gate_bias
+    for e in range(gate_bias.shape[0]):
+        logits[e] = gate_bias[e]
     score_one_in_cache(h, gate, gate_bias.shape[0], logits)
     best_shares(logits, ranked, gates)
 
 
-@ordered
+@allocating
 def rank(
     hidden: Floats,  # [B,D]
     gate: Floats,  # [D K] by column
@@ -77,7 +79,7 @@ def rank(
     return passed
 
 
-@compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]))
+@compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]), allocates=True)
 def rank_experts(
     hidden: Floats, gate: Floats, gate_bias: Floats, ranked: Integers, gates: Floats
 ) -> int:

@@ -4,8 +4,8 @@
 cores of an AMD EPYC, which other work used too, numba's loop took 3.4 to 9.5 times as long for an
 int8 expert (`dots_of_four`), 1.5 to 1.7 times for a gate of 64 experts (`add_block_products`; 0.8
 times for one of 256), and rescoring 20 candidates took 1.1 to 1.2 times as long without
-`prefetch`. The others have no form in numba: float16, a pointer from an address, and bits read as a
-float without changing how the compiler fuses the operations around it.
+`prefetch`. The others have no form in numba: float16, and bits read as a float without
+changing how the compiler fuses the operations around it.
 """
 
 from typing import Any
@@ -38,18 +38,6 @@ def _widened(typing: Any, number: types.Type) -> Any:  # noqa: ANN401
 
 
 @intrinsic
-def _pointer(typing: Any, address: types.Type) -> Any:  # noqa: ANN401
-    """An address as the pointer that `carray` takes."""
-    del typing
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        del context, signature
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
-@intrinsic
 def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa: ANN401
     """Asks for one cache line of an array without waiting for it."""
     del typing
@@ -64,6 +52,25 @@ def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa
         return context.get_dummy_value()
 
     return types.void(array, place), generate
+
+
+def _chosen(comparison: str) -> Any:  # noqa: ANN401
+    """One of two numbers, neither a NaN. LLVM makes vectors of a loop with it, not of Python's max,
+    of which it cannot know that."""
+
+    @intrinsic
+    def chosen(typing: Any, one: types.Type, other: types.Type) -> Any:  # noqa: ANN401
+        del typing, other
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            del context, signature
+            flags = ("nnan", "nsz")
+            first = builder.fcmp_ordered(comparison, *arguments, flags=flags)
+            return builder.select(first, *arguments, flags=flags)
+
+        return one(one, one), generate
+
+    return chosen
 
 
 @intrinsic
@@ -206,8 +213,9 @@ def _dots_of_four(
 
 # numba replaces these by the code above; to mypy they are functions of any arguments.
 widened: Any = _widened
-pointer: Any = _pointer
 prefetch: Any = _prefetch
+larger: Any = _chosen(">")
+smaller: Any = _chosen("<")
 float_of_bits: Any = _float_of_bits
 add_block_products: Any = _add_block_products
 dots_of_four: Any = _dots_of_four

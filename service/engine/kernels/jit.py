@@ -19,10 +19,13 @@ def compiled(
     signature: object = None,
     inline: Literal["never", "always"] = "never",
     forceinline: bool = False,
+    allocates: bool = False,
 ) -> Callable[[Function], Function]:
     """Compiles a function with numba, without the GIL; machine code is cached on disk if possible.
 
     A function with a signature is compiled when its module is imported, never by a request.
+    Only one that allocates, or returns an array, counts the owners of arrays: it took most of the
+    time of a small answer. The others' arrays are kept by whoever calls them.
     """
 
     def compile_it(function: Function) -> Function:
@@ -35,6 +38,7 @@ def compiled(
                 fastmath=fastmath,
                 inline=inline,
                 forceinline=forceinline,
+                _nrt=allocates,
             )(function)
         return cast(Function, made)
 
@@ -51,6 +55,7 @@ def entry_point(function: Function) -> Function:
 # A product and a sum may be fused, but no sum is reordered: vectors and single numbers agree.
 ORDERED = {"contract", "nsz"}
 ordered = compiled(ORDERED)
+allocating = compiled(ORDERED, allocates=True)
 # Copied into its caller: a call would pass a layer's record again, a hundred words for each expert.
 inlined = compiled(ORDERED, inline="always")
 # The same, but by LLVM, after each was compiled by itself.

@@ -6,12 +6,11 @@ it takes fewer arrays, and fills in fewer, than a batch in any mode needs.
 
 import numpy as np
 from numba import types
-from numba.np.numpy_support import carray
 
-from service.engine.kernels.bounded_products import in_steps, words_for_rows
-from service.engine.kernels.borrowed import borrowed, words
+from service.engine.kernels.borrowed import LINE, array_at, stack_words, words
+from service.engine.kernels.bounded_products import Doubles, in_steps, words_for_rows
 from service.engine.kernels.certified import make_scan, scan_words
-from service.engine.kernels.class_lists import PACKED, unpack
+from service.engine.kernels.class_lists import PACKED, ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
 from service.engine.kernels.fidelity import (
     answers_words,
@@ -20,8 +19,9 @@ from service.engine.kernels.fidelity import (
     make_answers,
     search_expert,
 )
+from service.engine.kernels.float_products import fetch
 from service.engine.kernels.gate import rank_row
-from service.engine.kernels.intrinsics import pointer
+from service.engine.kernels.intrinsics import prefetch
 from service.engine.kernels.jit import (
     FLOAT_TABLE,
     INTEGER_TABLE,
@@ -32,13 +32,27 @@ from service.engine.kernels.jit import (
     compiled,
     entry_point,
     given,
+    ordered,
 )
-from service.engine.kernels.bounded_products import Doubles
 from service.engine.kernels.scores import finite
 
 UNSUITABLE = -1  # `fidelity.answer` is to be called instead
-EXPERT_BITS = 40  # an answer is expert * 2^40 + nanoseconds
-BYTES = 4
+EXPERT_BITS = 40  # what is returned is expert * 2^40 + nanoseconds
+FIXED = 4  # words that are always needed
+STACK = 8192  # words; more are not put on a stack
+FETCHED = 48  # int8 rows that are asked for while the query row is brought into steps
+FLOAT = 4  # bytes
+
+
+@ordered
+def fetch_first(lists: ClassLists, e: int, width: int) -> None:
+    """Asks for what the search of an expert begins with."""
+    begin, end = lists.offsets[e], lists.offsets[e + 1]
+    fetch(lists.rest, e * (width + 1), width + 1)
+    for i in range(begin, min(begin + FETCHED, end)):
+        first = np.int64(lists.classes[i]) * width
+        for place in range(first, first + width, LINE):
+            prefetch(lists.quantised, place)
 
 
 @compiled(
@@ -58,37 +72,35 @@ def answer_one(
 ) -> int:
     """Returns which expert was searched and the gate's nanoseconds, or UNSUITABLE: for a row that
     is not finite or not contiguous, or whose expert holds fewer than k classes."""
-    lists = unpack(carray(pointer(packed), PACKED, np.int64))
+    lists = unpack(array_at(packed, PACKED, np.int64))
     width, n_experts, k = row.shape[1], lists.gate_bias.shape[0], best_classes.shape[1]
-    if row.strides[1] != BYTES or row.ctypes.data % BYTES != 0:
+    address = row.ctypes.data
+    if row.strides[1] != FLOAT or address % FLOAT != 0:
         return UNSUITABLE
-    hidden = carray(pointer(row.ctypes.data), (1, width), np.float32)
-    if not finite(hidden):
-        return UNSUITABLE
+    hidden = array_at(address, width, np.float32).reshape((1, width))
     size = classes_of(lists, n_experts)
-    after = answers_words(1, k)
-    scanned = after + words_for_rows(1, width)
-    ranking = scanned + scan_words(1, k, size)
-    owned = np.empty(ranking + 4 + (n_experts + 1) // 2, np.float64)
-    space = borrowed(owned)
-    clock, group = words(space, ranking, 2), words(space, ranking + 2, 1)
-    ranked = words(space, ranking + 3, 1)
-    logits = space[ranking + 4 :].view(np.float32)[:n_experts]
+    after = FIXED + (n_experts + 1) // 2
+    scanned = after + answers_words(1, k) + words_for_rows(1, width)
+    if scanned + scan_words(1, k, size) > STACK or not finite(hidden):
+        return UNSUITABLE
+    space = array_at(stack_words(STACK), STACK, np.float64)
+    clock, group, ranked = words(space, 0, 2), words(space, 2, 1), words(space, 3, 1)
+    logits = space[FIXED:after].view(np.float32)[:n_experts]
     started = nanoseconds(clock)
-    rank_row(hidden[0], lists.gate, lists.gate_bias, logits, ranked, borrowed(gates))
+    rank_row(hidden[0], lists.gate, lists.gate_bias, logits, ranked, gates)
     chosen = nanoseconds(clock)
     e, group[0] = ranked[0], 0
     held = classes_of(lists, e)
     if held < k or held >= size or n_experts == 1:
         return UNSUITABLE
-    answers = make_answers(space, borrowed(best_classes))
-    rows = in_steps(lists, hidden, space[after:])
+    fetch_first(lists, e, width)
+    answers = make_answers(space[after:], best_classes)
+    rows = in_steps(lists, hidden, space[after + answers_words(1, k) :])
     scan = make_scan(space[scanned:], 1, k, size)
     search_expert(lists, e, hidden, rows, group, answers, scan)
-    fill_in_log_probs(answers, 0, borrowed(log_probs))
+    fill_in_log_probs(answers, 0, log_probs)
     seconds[:] = 0
     seconds[e] = (nanoseconds(clock) - chosen) * 1e-9
-    owned[0] = 0  # until here it is borrowed from
     return (e << EXPERT_BITS) + chosen - started
 
 

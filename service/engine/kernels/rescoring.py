@@ -30,6 +30,7 @@ from service.topk import NO_CLASS
         FLOATS, FLOATS, ROWS, given(types.int64, 2), given(types.float32, 2), INTEGER_TABLE,
         FLOAT_TABLE,
     ),
+    allocates=True,
 )  # fmt: skip
 def rescore(
     weights: Floats,  # [N D]

@@ -22,14 +22,14 @@ from service.engine.kernels.bounded_products import (
 from service.engine.kernels.class_lists import SLACK, ClassLists
 from service.engine.kernels.float_products import fetch
 from service.engine.kernels.int16_products import add_up, way_for
-from service.engine.kernels.jit import REORDERED, Floats, compiled, forced, ordered
+from service.engine.kernels.intrinsics import larger, smaller
+from service.engine.kernels.jit import Floats, forced, ordered
 
 SMALL = 1024  # classes; their scores and bounds stay in the first cache
 HALVINGS = 16  # at most
 SPARE = 2  # lower bounds that may reach the threshold besides those of k classes
 
 Rows = NDArray[np.int32]
-without_nan = compiled({*REORDERED, "nnan"})
 
 
 @forced
@@ -115,17 +115,17 @@ def how_many_reach(numbers: Doubles, what: float) -> int:
     return int(count)
 
 
-@without_nan
+@ordered
 def largest_of(numbers: Doubles) -> float:
     found = numbers[0]
     for i in range(1, numbers.shape[0]):
-        found = max(found, numbers[i])
+        found = larger(found, numbers[i])
     return float(found)
 
 
-@without_nan
+@ordered
 def least_of(numbers: Doubles) -> float:
     found = numbers[0]
     for i in range(1, numbers.shape[0]):
-        found = min(found, numbers[i])
+        found = smaller(found, numbers[i])
     return float(found)
