@@ -53,7 +53,7 @@ class Scan(NamedTuple):
     counts: Integers  # [T] of candidates
     sums: Doubles  # [T] of e^(score - shift), of classes that are no candidates
     shifts: Doubles  # [T] not below the threshold
-    chunk: Doubles  # [CHUNK] scratch
+    chunk: Doubles  # [SMALL] scratch
     products: NDArray[np.int32]  # [SMALL+EIGHT] scratch
     marks: NDArray[np.uint8]  # [CHUNK] scratch
 
@@ -67,7 +67,7 @@ def room_for(k: int, size: int) -> int:
 @ordered
 def scan_words(n: int, k: int, size: int) -> int:
     """How many words `make_scan` needs, for up to n rows."""
-    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * CHUNK + SMALL
+    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * SMALL + CHUNK
 
 
 @ordered
@@ -81,7 +81,7 @@ def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
     after += each
     places = words(space, after, each).reshape((together, room))
     after += each
-    small = space[after + CHUNK :].view(np.int32)
+    small = space[after + SMALL :].view(np.int32)
     return Scan(
         heaps=heaps,
         thresholds=space[:together],
@@ -90,7 +90,7 @@ def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
         counts=words(space, 3 * together, together),
         sums=space[together : 2 * together],
         shifts=space[2 * together : 3 * together],
-        chunk=space[after : after + CHUNK],
+        chunk=space[after : after + SMALL],
         products=small[: SMALL + EIGHT],
         marks=small[SMALL + EIGHT : SMALL + EIGHT + CHUNK // 4].view(np.uint8),
     )
@@ -111,7 +111,7 @@ def search_list(
         scores, lows = scan.scores[0], scan.places[0].view(np.float64)
         for b in group:
             logsumexps[b] = search_small(
-                lists, which, hidden[b], rows, b, best, scan.products, scores, lows
+                lists, which, hidden[b], rows, b, best, scan.products, scores, lows, scan.chunk
             )
         return
     for first in range(0, group.shape[0], ROWS_AT_ONCE):

@@ -84,63 +84,67 @@ def _float_of_bits(typing: Any, bits: types.Type) -> Any:  # noqa: ANN401
     return types.float32(bits), generate
 
 
-@intrinsic
-def _add_block_products(
-    typing: Any,  # noqa: ANN401
-    h: types.Type,  # address of D float32
-    n: types.Type,  # D
-    matrix: types.Type,  # address of float32 [D,V], at the first of 64 columns
-    stride: types.Type,  # V
-    y: types.Type,  # address of 64 float32 to add to
-) -> Any:  # noqa: ANN401
-    """`add_products` of 64 columns, in the same order, with all sums kept in registers.
+def _add_block_products(columns: int) -> Any:  # noqa: ANN401
+    """`add_products` of so many columns, in the same order, with all sums kept in registers.
 
     For matrices in the first caches, where loading and storing the sums would take longest.
     """
-    del typing
-    i64, f32 = ir.IntType(64), ir.FloatType()
-    eight, lanes = ir.VectorType(f32, 8), COLUMNS // 8
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        del signature
-        h, n, matrix, stride, y = arguments
-        kind = ir.FunctionType(eight, [eight] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v8f32")
+    @intrinsic
+    def add(
+        typing: Any,  # noqa: ANN401
+        h: types.Type,  # address of D float32
+        n: types.Type,  # D
+        matrix: types.Type,  # address of float32 [D,V], at the first of the columns
+        stride: types.Type,  # V
+        y: types.Type,  # address of as many float32 to add to
+    ) -> Any:  # noqa: ANN401
+        del typing
+        i64, f32 = ir.IntType(64), ir.FloatType()
+        eight, lanes = ir.VectorType(f32, 8), columns // 8
 
-        def at(address: Any, place: Any, kind: Any) -> Any:  # noqa: ANN401
-            place = builder.mul(place, i64(4))
-            return builder.inttoptr(builder.add(address, place), kind.as_pointer())
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            del signature
+            h, n, matrix, stride, y = arguments
+            kind = ir.FunctionType(eight, [eight] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v8f32")
 
-        def lane(place: Any, number: int) -> Any:  # noqa: ANN401
-            return builder.add(place, i64(8 * number))
+            def at(address: Any, place: Any, kind: Any) -> Any:  # noqa: ANN401
+                place = builder.mul(place, i64(4))
+                return builder.inttoptr(builder.add(address, place), kind.as_pointer())
 
-        sums = [
-            cgutils.alloca_once_value(builder, builder.load(at(y, i64(8 * i), eight), align=4))
-            for i in range(lanes)
-        ]
+            def lane(place: Any, number: int) -> Any:  # noqa: ANN401
+                return builder.add(place, i64(8 * number))
 
-        def add_row(d: Any) -> None:  # noqa: ANN401
-            number = builder.load(at(h, d, f32))
-            one = builder.insert_element(ir.Constant(eight, ir.Undefined), number, i64(0))
-            indices = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
-            spread = builder.shuffle_vector(one, one, indices)
-            row = builder.mul(d, stride)
+            sums = [
+                cgutils.alloca_once_value(builder, builder.load(at(y, i64(8 * i), eight), align=4))
+                for i in range(lanes)
+            ]
+
+            def add_row(d: Any) -> None:  # noqa: ANN401
+                number = builder.load(at(h, d, f32))
+                one = builder.insert_element(ir.Constant(eight, ir.Undefined), number, i64(0))
+                indices = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+                spread = builder.shuffle_vector(one, one, indices)
+                row = builder.mul(d, stride)
+                for i, total in enumerate(sums):
+                    weights = builder.load(at(matrix, lane(row, i), eight), align=4)
+                    builder.store(builder.call(fma, [spread, weights, builder.load(total)]), total)
+
+            eighth = builder.udiv(n, i64(8))
+            with cgutils.for_range(builder, eighth) as loop:
+                for part in range(8):
+                    add_row(builder.add(loop.index, builder.mul(eighth, i64(part))))
+            done = builder.mul(eighth, i64(8))
+            with cgutils.for_range(builder, builder.sub(n, done)) as loop:
+                add_row(builder.add(loop.index, done))
             for i, total in enumerate(sums):
-                weights = builder.load(at(matrix, lane(row, i), eight), align=4)
-                builder.store(builder.call(fma, [spread, weights, builder.load(total)]), total)
+                builder.store(builder.load(total), at(y, i64(8 * i), eight), align=4)
+            return context.get_dummy_value()
 
-        eighth = builder.udiv(n, i64(8))
-        with cgutils.for_range(builder, eighth) as loop:
-            for part in range(8):
-                add_row(builder.add(loop.index, builder.mul(eighth, i64(part))))
-        done = builder.mul(eighth, i64(8))
-        with cgutils.for_range(builder, builder.sub(n, done)) as loop:
-            add_row(builder.add(loop.index, done))
-        for i, total in enumerate(sums):
-            builder.store(builder.load(total), at(y, i64(8 * i), eight), align=4)
-        return context.get_dummy_value()
+        return types.void(h, n, matrix, stride, y), generate
 
-    return types.void(h, n, matrix, stride, y), generate
+    return add
 
 
 @intrinsic
@@ -217,5 +221,6 @@ prefetch: Any = _prefetch
 larger: Any = _chosen(">")
 smaller: Any = _chosen("<")
 float_of_bits: Any = _float_of_bits
-add_block_products: Any = _add_block_products
+add_block_products: Any = _add_block_products(COLUMNS)
+add_half_block_products: Any = _add_block_products(COLUMNS // 2)
 dots_of_four: Any = _dots_of_four

@@ -43,6 +43,7 @@ def search_small(
     products: Rows,  # [V+EIGHT] scratch; so are the others
     scores: Doubles,  # [V]
     lows: Doubles,  # [V]
+    exact: Doubles,  # [V]
 ) -> float:
     """Returns the logsumexp of the list's scores."""
     begin, stop = lists.offsets[which], lists.offsets[which + 1]
@@ -57,16 +58,22 @@ def search_small(
     if best.counts[b] == k:  # of other lists
         floor = max(floor, best.scores[b, k - 1] - slack)
     count = 0
-    for i in range(n):
-        products[count] = i
-        count += 2 * scores[i] - lows[i] >= floor
+    for i in range(n):  # written in any case, and kept if it is one: no pattern to predict
+        high = 2 * scores[i] - lows[i]
+        products[count], lows[count] = i, high
+        count += high >= floor
     for j in range(count):
         fetch(lists.weights, np.int64(classes[products[j]]) * width, width)
     for j in range(count):
-        i = products[j]
-        c = int(classes[i])
-        scores[i] = exact_score(lists, h, c)
-        keep(best, b, scores[i], c)
+        if best.counts[b] < k or lows[j] >= best.scores[b, k - 1] - slack:
+            c = int(classes[products[j]])
+            exact[j] = exact_score(lists, h, c)
+            keep(best, b, exact[j], c)
+    # Only scores that reach the k-th best one are replaced, whatever was known before.
+    reached = best.scores[b, k - 1] - slack if best.counts[b] == k else -np.inf
+    for j in range(count):
+        if lows[j] >= reached:
+            scores[products[j]] = exact[j]
     shift = largest_of(scores[:n])
     return float(shift + np.log(sum_below(scores, n, shift)))
 
