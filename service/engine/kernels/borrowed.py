@@ -12,11 +12,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+from numba.np import arrayobj as untyped_arrayobj
 from numpy.typing import NDArray
 
 from service.engine.kernels.jit import inlined
 
+arrayobj: Any = untyped_arrayobj
 cgutils: Any = untyped_cgutils
 LINE = 64  # bytes of the caches
 
@@ -34,7 +35,7 @@ def _array_at(typing: Any, address: Any, n: Any, number: Any) -> Any:  # noqa: A
         kind = context.get_data_type(made.dtype)
         size = context.get_constant(types.intp, context.get_abi_sizeof(kind))
         data = builder.inttoptr(address, kind.as_pointer())
-        populate_array(array, data, [n], [size], size, meminfo=None)
+        arrayobj.populate_array(array, data, [n], [size], size, meminfo=None)
         return array._getvalue()
 
     return made(types.int64, types.int64, number), generate
@@ -52,7 +53,7 @@ def _borrowed(typing: Any, array: Any) -> Any:  # noqa: ANN401
         kept = context.make_array(made)(context, builder)
         shape = cgutils.unpack_tuple(builder, given.shape)
         strides = cgutils.unpack_tuple(builder, given.strides)
-        populate_array(kept, given.data, shape, strides, given.itemsize, meminfo=None)
+        arrayobj.populate_array(kept, given.data, shape, strides, given.itemsize, meminfo=None)
         return kept._getvalue()
 
     return made(array), generate

@@ -30,16 +30,16 @@ def compiled(
 
     def compile_it(function: Function) -> Function:
         kept = cache.folder() is not None
+        options: dict[str, Any] = {
+            "nogil": True,
+            "cache": kept,
+            "fastmath": fastmath,
+            "inline": inline,
+            "forceinline": forceinline,
+            "_nrt": allocates,  # an option of numba's that its annotations leave out
+        }
         with cache.in_use():
-            made = njit(
-                signature,
-                nogil=True,
-                cache=kept,
-                fastmath=fastmath,
-                inline=inline,
-                forceinline=forceinline,
-                _nrt=allocates,
-            )(function)
+            made = njit(signature, **options)(function)
         return cast(Function, made)
 
     return compile_it

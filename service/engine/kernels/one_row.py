@@ -7,16 +7,14 @@ it takes fewer arrays, and fills in fewer, than a batch in any mode needs.
 import numpy as np
 from numba import types
 
+from service.engine.kernels.answers import answers_words, fill_in_log_probs, make_answers
 from service.engine.kernels.borrowed import LINE, array_at, stack_words, words
 from service.engine.kernels.bounded_products import Doubles, in_steps, words_for_rows
 from service.engine.kernels.certified import make_scan, scan_words
 from service.engine.kernels.class_lists import PACKED, ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
 from service.engine.kernels.fidelity import (
-    answers_words,
     classes_of,
-    fill_in_log_probs,
-    make_answers,
     search_expert,
 )
 from service.engine.kernels.float_products import fetch
@@ -101,7 +99,7 @@ def answer_one(
     fill_in_log_probs(answers, 0, log_probs)
     seconds[:] = 0
     seconds[e] = (nanoseconds(clock) - chosen) * 1e-9
-    return (e << EXPERT_BITS) + chosen - started
+    return int((e << EXPERT_BITS) + chosen - started)
 
 
 call = entry_point(answer_one)

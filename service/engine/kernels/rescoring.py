@@ -6,9 +6,9 @@ B rows, D hidden, N classes, c candidates, k answers.
 import numpy as np
 from numba import types
 
+from service.engine.kernels.answers import LOWEST_FLOAT
 from service.engine.kernels.best import Best, keep
 from service.engine.kernels.bounded_products import exact_product
-from service.engine.kernels.fidelity import LOWEST_FLOAT
 from service.engine.kernels.float_products import fetch
 from service.engine.kernels.jit import (
     FLOAT_TABLE,
