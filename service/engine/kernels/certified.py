@@ -33,7 +33,7 @@ from service.engine.kernels.int16_intrinsics import EIGHT
 from service.engine.kernels.int16_products import add_up, way_for
 from service.engine.kernels.jit import Floats, Integers, forced, ordered
 from service.engine.kernels.scores import exponential
-from service.engine.kernels.small_lists import SMALL, search_small
+from service.engine.kernels.small_lists import SMALL, is_small, search_small
 
 CHUNK = 256  # classes whose scores are looked at together
 MANY = 16  # marked ones, of which most may be ruled out by a threshold that they raise
@@ -107,7 +107,7 @@ def search_list(
     scan: Scan,
     logsumexps: Doubles,  # [B] to fill in: those of the list's classes
 ) -> None:
-    if lists.offsets[which + 1] - lists.offsets[which] <= SMALL:
+    if is_small(lists.offsets[which + 1] - lists.offsets[which], hidden.shape[1]):
         scores, lows = scan.scores[0], scan.places[0].view(np.float64)
         for b in group:
             logsumexps[b] = search_small(

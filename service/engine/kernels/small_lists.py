@@ -26,10 +26,16 @@ from service.engine.kernels.intrinsics import larger, smaller
 from service.engine.kernels.jit import Floats, forced, ordered
 
 SMALL = 1024  # classes; their scores and bounds stay in the first cache
+SMALL_BYTES = 2**19  # of int8 rows, which then stay in the second cache while several rows pass
 HALVINGS = 16  # at most
 SPARE = 2  # lower bounds that may reach the threshold besides those of k classes
 
 Rows = NDArray[np.int32]
+
+
+@ordered
+def is_small(size: int, width: int) -> bool:
+    return size <= SMALL and size * width <= SMALL_BYTES
 
 
 @forced
