@@ -59,6 +59,7 @@ class Engine:
         self.objective: Objective = manifest.objective
         self.contract: Contract | None = manifest.contract
         self.can_exact = bundle.rows is not None
+        self._row_shape = 1, self.hidden_size
         self._faithful = self.objective == "fidelity"
         self.n_reachable = self.n_classes if self._faithful else len(np.unique(bundle.classes))
         self._ships_rows = manifest.rows_folder is not None
@@ -100,6 +101,16 @@ class Engine:
     ) -> TopK:
         """The k most probable classes of each row, searched in its `experts` best experts, or as
         the mode says."""
+        if (
+            experts == 1
+            and mode is SPARSE
+            and hidden.shape == self._row_shape
+            and hidden.dtype is FLOAT32
+            and 1 <= k <= self.n_reachable
+        ):
+            found = self._backend.one_row(hidden, k)
+            if found is not None:
+                return found
         if mode == SPARSE:
             return self._backend.topk(self._plain(hidden, k, experts), k, experts)
         head = self._exact_backend(experts, mode)

@@ -14,7 +14,7 @@ from service.bundle import Bundle, graphs
 from service.bundle.contract import FEATURES, Rule
 from service.bundle.head_rows import HeadRows
 from service.engine.backend import Backend, not_finite
-from service.engine.kernels import fidelity
+from service.engine.kernels import fidelity, one_row
 from service.engine.kernels.class_lists import ClassLists, pack
 from service.engine.kernels.rescoring import rescore
 from service.topk import TopK
@@ -25,6 +25,7 @@ INT64, FLOAT32 = (
     np.dtype(np.float32),
 )  # np.empty takes longer with a type's name
 NO_RULE, NO_FEATURES = np.empty(0), np.empty((0, FEATURES), FLOAT32)
+GATE_NANOSECONDS = 2**one_row.EXPERT_BITS - 1
 NOT_SEARCHED, NO_RUNGS = np.empty(0, INT64), np.empty(0, np.uint8)
 
 
@@ -35,6 +36,8 @@ class FidelityBackend(Backend):
         self._hidden_size = bundle.manifest.hidden_size
         self._lists = _lists(bundle, rows)
         self._packed = pack(self._lists)
+        self._address = int(self._packed.ctypes.data)
+        self._searched_once = _searched_once(self._n_experts)
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
@@ -45,6 +48,17 @@ class FidelityBackend(Backend):
         if self._pool is None or len(hidden) < 2 * ROWS_PER_THREAD:
             return self._call(hidden, k, experts, NO_RULE, NO_FEATURES, False)
         return self._answer(hidden, k, experts)._replace(searched=None, rungs=None)
+
+    def one_row(self, hidden: NDArray[np.float32], k: int) -> TopK | None:
+        classes, log_probs = np.empty((1, k), INT64), np.empty((1, k), FLOAT32)
+        gates, seconds = np.empty(1, FLOAT32), np.empty(self._n_experts)
+        done = one_row.call(self._address, hidden, classes, log_probs, gates, seconds)
+        if done < 0:
+            return None
+        experts, rows = self._searched_once[done >> one_row.EXPERT_BITS]
+        gate_seconds = (done & GATE_NANOSECONDS) * 1e-9
+        found = classes, log_probs, experts, gates, gate_seconds, rows, seconds, None, None
+        return tuple.__new__(TopK, found)  # TopK(...) would be one call more
 
     def exact(self, hidden: NDArray[np.float32], k: int) -> TopK:
         """The k best of all classes."""
@@ -132,6 +146,18 @@ class FidelityBackend(Backend):
         if not told:
             return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds)
         return TopK(classes, log_probs, ranked, gates, gate_seconds, rows, seconds, searched, rungs)
+
+
+def _searched_once(n_experts: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For each expert, the `experts` and `expert_rows` of an answer from it alone: read-only, as
+    answers share them."""
+    numbers, counts = np.arange(n_experts), np.zeros(2 * n_experts - 1, np.int64)
+    counts[n_experts - 1] = 1
+    numbers.flags.writeable = counts.flags.writeable = False
+    first = n_experts - 1
+    return [
+        (numbers[e : e + 1], counts[first - e : first - e + n_experts]) for e in range(n_experts)
+    ]
 
 
 def _joined(parts: list[TopK]) -> TopK:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from service.engine.kernels.class_lists import LONGEST, ClassLists
 from service.engine.kernels.int16_products import LARGEST_STEP, bytes_for, lay_out, way_for
+from service.engine.kernels.intrinsics import larger
 from service.engine.kernels.jit import REORDERED, Floats, compiled, forced, ordered, reordered
 from service.engine.kernels.scores import exponential
 
 LARGEST_SUM = 2147483000.0  # fits into 32 bits
-ROUNDER = 6755399441055744.0  # adding and subtracting it rounds a float64 to a whole number
+FARTHEST = 0.50001  # steps: a number may be a half from its whole steps, and what rounding adds
 NEXT_TO_NOTHING = 1e-300  # in place of 0, which times infinity would be no number
 UP = 1 + 2.0**-30  # more than lengths are rounded by
 ZERO = np.float32(0)
@@ -41,7 +42,7 @@ class QueryRows(NamedTuple):
 @ordered
 def words_for_rows(n: int, width: int) -> int:
     """How many words of space `in_steps` needs."""
-    return n * (3 + bytes_for(width) // 8) + (width + 3) // 4
+    return n * (3 + bytes_for(width) // 8)
 
 
 @ordered
@@ -50,22 +51,18 @@ def in_steps(lists: ClassLists, hidden: Floats, space: Doubles) -> QueryRows:
     cells = n * bytes_for(width) // 8
     x = space[3 * n : 3 * n + cells].view(np.int8).reshape((n, bytes_for(width)))
     rows = QueryRows(x, space[:n], space[n : 2 * n], space[2 * n : 3 * n])
-    whole = space[3 * n + cells :].view(np.int16)[:width]
     for b in range(n):
-        row_in_steps(hidden[b], lists.facts[LONGEST], b, rows, whole)
+        row_in_steps(hidden[b], lists.facts[LONGEST], b, rows)
     return rows
 
 
 @ordered
-def row_in_steps(
-    h: Floats, longest: float, b: int, rows: QueryRows, whole: NDArray[np.int16]
-) -> None:
+def row_in_steps(h: Floats, longest: float, b: int, rows: QueryRows) -> None:
     """Fills in row b: h in whole steps, as many as 16 bits hold and whose sums fit into 32."""
     width = h.shape[0]
     largest, length = np.float64(largest_size(h)), np.sqrt(exact_product(h, h))
     if largest == 0.0:
-        whole[:] = 0
-        lay_out(whole, way_for(width), rows.x[b])
+        rows.x[b, :] = 0
         rows.steps[b] = 0.0
         rows.lengths[b] = rows.remainders[b] = NEXT_TO_NOTHING
         return
@@ -73,36 +70,18 @@ def row_in_steps(
     fitting = (LARGEST_SUM / max(longest, 1.0) - np.sqrt(width)) * (largest / length)
     most = np.floor(min(float(LARGEST_STEP), fitting))
     step = largest / most
-    squares = fill_in(h, most / largest, step, whole)
-    lay_out(whole, way_for(width), rows.x[b])
+    lay_out(h, most / largest, way_for(width), rows.x[b])
     rows.steps[b] = step
     rows.lengths[b] = length * UP
-    rows.remainders[b] = np.sqrt(squares) * UP + length * 2.0**-40
+    rows.remainders[b] = FARTHEST * step * np.sqrt(width)
 
 
 @compiled({*REORDERED, "nnan"})
 def largest_size(h: Floats) -> np.float32:
     largest = ZERO
     for d in range(h.shape[0]):
-        largest = max(largest, abs(h[d]))
+        largest = larger(largest, abs(h[d]))
     return largest
-
-
-@ordered
-def fill_in(h: Floats, per_one: float, step: float, whole: NDArray[np.int16]) -> float:
-    """Rounds h to whole steps; returns the square of what is left."""
-    for d in range(h.shape[0]):
-        whole[d] = np.int16((np.float64(h[d]) * per_one + ROUNDER) - ROUNDER)
-    return squared_remainder(h, step, whole)
-
-
-@reordered
-def squared_remainder(h: Floats, step: float, whole: NDArray[np.int16]) -> float:
-    total = 0.0
-    for d in range(h.shape[0]):
-        away = np.float64(h[d]) - np.float64(whole[d]) * step
-        total += away * away
-    return total
 
 
 # --- of classes that are looked at together: loops that are made of vectors ---------------------

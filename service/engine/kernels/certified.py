@@ -33,6 +33,7 @@ from service.engine.kernels.int16_intrinsics import EIGHT
 from service.engine.kernels.int16_products import add_up, way_for
 from service.engine.kernels.jit import Floats, Integers, forced, ordered
 from service.engine.kernels.scores import exponential
+from service.engine.kernels.small_lists import SMALL, is_small, search_small
 
 CHUNK = 256  # classes whose scores are looked at together
 MANY = 16  # marked ones, of which most may be ruled out by a threshold that they raise
@@ -52,8 +53,8 @@ class Scan(NamedTuple):
     counts: Integers  # [T] of candidates
     sums: Doubles  # [T] of e^(score - shift), of classes that are no candidates
     shifts: Doubles  # [T] not below the threshold
-    chunk: Doubles  # [CHUNK] scratch
-    products: NDArray[np.int32]  # [CHUNK+EIGHT] scratch
+    chunk: Doubles  # [SMALL] scratch
+    products: NDArray[np.int32]  # [SMALL+EIGHT] scratch
     marks: NDArray[np.uint8]  # [CHUNK] scratch
 
 
@@ -66,7 +67,7 @@ def room_for(k: int, size: int) -> int:
 @ordered
 def scan_words(n: int, k: int, size: int) -> int:
     """How many words `make_scan` needs, for up to n rows."""
-    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * CHUNK + EIGHT
+    return min(n, ROWS_AT_ONCE) * (k + 2 * room_for(k, size) + 4) + 2 * SMALL + CHUNK
 
 
 @ordered
@@ -80,7 +81,7 @@ def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
     after += each
     places = words(space, after, each).reshape((together, room))
     after += each
-    small = space[after + CHUNK :].view(np.int32)
+    small = space[after + SMALL :].view(np.int32)
     return Scan(
         heaps=heaps,
         thresholds=space[:together],
@@ -89,9 +90,9 @@ def make_scan(space: Doubles, n: int, k: int, size: int) -> Scan:
         counts=words(space, 3 * together, together),
         sums=space[together : 2 * together],
         shifts=space[2 * together : 3 * together],
-        chunk=space[after : after + CHUNK],
-        products=small[: CHUNK + EIGHT],
-        marks=small[CHUNK + EIGHT : CHUNK + EIGHT + CHUNK // 4].view(np.uint8),
+        chunk=space[after : after + SMALL],
+        products=small[: SMALL + EIGHT],
+        marks=small[SMALL + EIGHT : SMALL + EIGHT + CHUNK // 4].view(np.uint8),
     )
 
 
@@ -106,6 +107,13 @@ def search_list(
     scan: Scan,
     logsumexps: Doubles,  # [B] to fill in: those of the list's classes
 ) -> None:
+    if is_small(lists.offsets[which + 1] - lists.offsets[which], hidden.shape[1]):
+        scores, lows = scan.scores[0], scan.places[0].view(np.float64)
+        for b in group:
+            logsumexps[b] = search_small(
+                lists, which, hidden[b], rows, b, best, scan.products, scores, lows, scan.chunk
+            )
+        return
     for first in range(0, group.shape[0], ROWS_AT_ONCE):
         some = group[first : first + ROWS_AT_ONCE]
         search_together(lists, which, hidden, rows, some, best, scan, logsumexps)

@@ -6,13 +6,13 @@ N classes, D hidden, K experts, L lists, R classes of all experts.
 from typing import NamedTuple
 
 import numpy as np
-from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from service.engine.kernels.intrinsics import pointer
+from service.engine.kernels.borrowed import array_at
 from service.engine.kernels.jit import Floats, Integers, inlined
 
 LONGEST, SLACK = 0, 1  # places in `facts`
+PACKED = 24  # numbers that `pack` makes
 
 
 class ClassLists(NamedTuple):
@@ -45,16 +45,16 @@ def pack(lists: ClassLists) -> Integers:
 @inlined
 def unpack(packed: Integers) -> ClassLists:
     return ClassLists(
-        carray(pointer(packed[0]), packed[1], np.float32),
-        carray(pointer(packed[2]), packed[3], np.float32),
-        carray(pointer(packed[4]), packed[5], np.float32),
-        carray(pointer(packed[6]), packed[7], np.int8),
-        carray(pointer(packed[8]), packed[9], np.int64),
-        carray(pointer(packed[10]), packed[11], np.int32),
-        carray(pointer(packed[12]), packed[13], np.float32),
-        carray(pointer(packed[14]), packed[15], np.float32),
-        carray(pointer(packed[16]), packed[17], np.float32),
-        carray(pointer(packed[18]), packed[19], np.float32),
-        carray(pointer(packed[20]), packed[21], np.float32),
-        carray(pointer(packed[22]), packed[23], np.float64),
+        array_at(packed[0], packed[1], np.float32),
+        array_at(packed[2], packed[3], np.float32),
+        array_at(packed[4], packed[5], np.float32),
+        array_at(packed[6], packed[7], np.int8),
+        array_at(packed[8], packed[9], np.int64),
+        array_at(packed[10], packed[11], np.int32),
+        array_at(packed[12], packed[13], np.float32),
+        array_at(packed[14], packed[15], np.float32),
+        array_at(packed[16], packed[17], np.float32),
+        array_at(packed[18], packed[19], np.float32),
+        array_at(packed[20], packed[21], np.float32),
+        array_at(packed[22], packed[23], np.float64),
     )

@@ -5,14 +5,12 @@ B rows, D hidden, K experts, N classes, k answers, g experts searched for a row,
 F features.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from service.bundle.contract import FEATURES
-from service.engine.kernels.best import Best
+from service.engine.kernels.answers import Answers, fill_in_log_probs, make_answers
 from service.engine.kernels.borrowed import borrowed, words
 from service.engine.kernels.bounded_products import (
     Doubles,
@@ -35,6 +33,7 @@ from service.engine.kernels.jit import (
     SECONDS,
     Floats,
     Integers,
+    allocating,
     compiled,
     forced,
     given,
@@ -46,17 +45,6 @@ from service.engine.kernels.search import Work, end_of_group, group_tasks
 IN_EXPERTS, ESCALATED, SCANNED = 0, 1, 2  # places in RUNGS
 LARGEST_FEATURE, LARGEST_GAP = 30.0, 20.0
 SEEDED = 16  # an expert with this part of all classes, or fewer, is searched for a threshold
-LOWEST_FLOAT = np.float64(np.finfo(np.float32).min)
-
-
-class Answers(NamedTuple):
-    """Of each row, while it is being answered."""
-
-    best: Best
-    logsumexps: Doubles  # [B] of the list that was searched last
-    largest: Doubles  # [B] of the experts' logsumexps
-    outside: Doubles  # [B] the estimate of all other classes, of the expert with the largest
-    normalisers: Doubles  # [B]
 
 
 # --- searching ---------------------------------------------------------------------------------
@@ -120,7 +108,7 @@ def classes_of(lists: ClassLists, which: int) -> int:
     return int(lists.offsets[which + 1] - lists.offsets[which])
 
 
-@ordered
+@allocating
 def fill_up(
     lists: ClassLists,
     hidden: Floats,  # [B,D]
@@ -299,9 +287,7 @@ def answer_rows(
     if count > 0 and not (promised and rule.shape[0] == 0):  # or else only features are wanted
         search_all(lists, hidden, rows, ranked, group[:count], answers, scan)
     for b in range(n):
-        for i in range(answers.best.counts[b]):
-            difference = answers.best.scores[b, i] - answers.normalisers[b]
-            log_probs[b, i] = np.float32(max(difference, LOWEST_FLOAT))
+        fill_in_log_probs(answers, b, log_probs)
 
 
 @ordered
@@ -333,22 +319,13 @@ def words_for(n: int, k: int, width: int, size: int) -> int:
     return (k + 12) * n + 2 + words_for_rows(n, width) + scan_words(n, k, size)
 
 
-@ordered
-def make_answers(space: Doubles, best_classes: Integers) -> Answers:
-    n, k = best_classes.shape
-    counts = words(space, (k + 4) * n, n)
-    counts[:] = 0
-    best = Best(best_classes, space[4 * n : (k + 4) * n].reshape((n, k)), counts)
-    space[n : 2 * n] = -np.inf  # largest
-    return Answers(best, space[:n], space[n : 2 * n], space[2 * n : 3 * n], space[3 * n : 4 * n])
-
-
 @compiled(
     ORDERED,
     types.int64(
         INTEGERS, ROWS, types.int64, COUNTS, types.float32[::1], given(types.float64, 1),
         FLOAT_TABLE, INTEGER_TABLE, FLOAT_TABLE, SECONDS, COUNTS, COUNTS, types.uint8[::1],
     ),
+    allocates=True,
 )  # fmt: skip
 def answer(
     packed: Integers,

@@ -14,6 +14,7 @@ from service.engine.kernels.intrinsics import (
     COLUMNS,
     HAS_AVX2,
     add_block_products,
+    add_half_block_products,
     prefetch,
     widened,
 )
@@ -100,6 +101,15 @@ def score_one_in_cache(h: Floats, matrix: Floats, size: int, scores: Floats) -> 
                 scores.ctypes.data + 4 * done,
             )
             done += COLUMNS
+        if done + COLUMNS // 2 <= size:
+            add_half_block_products(
+                h.ctypes.data,
+                h.shape[0],
+                matrix.ctypes.data + 4 * done,
+                size,
+                scores.ctypes.data + 4 * done,
+            )
+            done += COLUMNS // 2
     if done < size:
         add_products(h, matrix, done, size, scores[done:size])
 

@@ -16,6 +16,7 @@ from service.engine.kernels.jit import (
     ROWS,
     Floats,
     Integers,
+    allocating,
     compiled,
     ordered,
 )
@@ -29,6 +30,22 @@ SMALLEST_GATE = np.finfo(np.float32).tiny
 
 
 @ordered
+def rank_row(
+    h: Floats,  # [D]
+    gate: Floats,  # [D K] by column
+    gate_bias: Floats,  # [K]
+    logits: Floats,  # [K] scratch
+    ranked: Integers,  # [g] to fill in
+    gates: Floats,  # [g] to fill in
+) -> None:
+    """A row's best experts and their share of the softmax."""
+    for e in range(gate_bias.shape[0]):
+        logits[e] = gate_bias[e]
+    score_one_in_cache(h, gate, gate_bias.shape[0], logits)
+    best_shares(logits, ranked, gates)
+
+
+@allocating
 def rank(
     hidden: Floats,  # [B,D]
     gate: Floats,  # [D K] by column
@@ -50,9 +67,10 @@ def rank(
         for i in range(count):
             logits[i] = gate_bias
         if count == 1:
-            score_one_in_cache(hidden[first], gate, n_experts, logits[0])
-        else:
-            score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, logits)
+            of_row = slice(first * g, (first + 1) * g)
+            rank_row(hidden[first], gate, gate_bias, logits[0], ranked[of_row], gates[of_row])
+            continue
+        score_many(hidden, np.arange(first, first + count), gate, 0, n_experts, logits)
         for i in range(count):
             of_row = slice((first + i) * g, (first + i + 1) * g)
             best_shares(logits[i], ranked[of_row], gates[of_row])
@@ -61,7 +79,7 @@ def rank(
     return passed
 
 
-@compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]))
+@compiled(ORDERED, types.int64(ROWS, FLOATS, FLOATS, COUNTS, types.float32[::1]), allocates=True)
 def rank_experts(
     hidden: Floats, gate: Floats, gate_bias: Floats, ranked: Integers, gates: Floats
 ) -> int:

@@ -4,9 +4,9 @@ D hidden, V rows of a list.
 """
 
 import numpy as np
-from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
+from service.engine.kernels.borrowed import array_at, stack_words
 from service.engine.kernels.int16_intrinsics import (
     BYTES,
     EIGHT,
@@ -15,13 +15,16 @@ from service.engine.kernels.int16_intrinsics import (
     dots_of_eight_rows,
     dots_of_four_rows,
 )
-from service.engine.kernels.intrinsics import HAS_AVX2, pointer, prefetch
-from service.engine.kernels.jit import ordered
+from service.engine.kernels.intrinsics import HAS_AVX2, prefetch
+from service.engine.kernels.jit import Floats, ordered
 
 PLAIN, BY_AVX2, BY_VNNI = 0, 1, 2
 # Of 256 upper + lower, both signed bytes, the largest number; no way may use a larger one, so that
 # answers are the same on all processors.
 LARGEST_STEP = 127 * 256 + 127
+ROUNDER = 6755399441055744.0  # adding and subtracting it rounds a float64 to a whole number
+FLOAT = 4  # bytes
+FEW = EIGHT // 2  # words, for the numbers of fewer rows than EIGHT
 AHEAD = 24  # rows that are asked for before they are used
 LINE = 64  # bytes of the caches
 
@@ -44,46 +47,63 @@ def bytes_for(width: int) -> int:
 
 
 @ordered
-def lay_out(whole: NDArray[np.int16], way: int, x: Bytes) -> None:
-    """Fills in x [bytes_for(D)] with the whole numbers [D], as `add_up` wants them.
+def lay_out(h: Floats, per_one: float, way: int, x: Bytes) -> None:
+    """Fills in x [bytes_for(D)] with h [D] in whole steps, as `add_up` wants them: `per_one` of
+    them for 1.
 
     In blocks, of which the last one ends where the row ends: where it overlaps the one before it,
     it is zero.
     """
-    width = whole.shape[0]
-    x[:] = 0
-    words = x.view(np.int16)
+    width, numbers, place = h.shape[0], h.ctypes.data, x.ctypes.data
     if way == PLAIN:
-        words[:width] = whole
+        in_words(h, per_one, x.view(np.int16))
         return
     if way == BY_AVX2:
-        full = width // WORDS * WORDS
-        words[:full] = whole[:full]
-        begin = full + WORDS - (width - full)
-        words[begin : begin + width - full] = whole[full:]
+        full, words = width // WORDS * WORDS, x.view(np.int16)
+        in_words(h[:full], per_one, words)
+        words[full : full + WORDS] = 0
+        in_words(h[full:], per_one, words[full + WORDS - (width - full) :])
         return
-    total = 0
-    full = width // BYTES * BYTES
+    total, full = np.int32(0), width // BYTES * BYTES
     for d in range(0, full, BYTES):
-        total += in_bytes(whole[d : d + BYTES], x[2 * d : 2 * d + BYTES], x[2 * d + BYTES :])
+        lower = place + 2 * d
+        # As arrays of their own: so many numbers, which are all that LLVM has to consider.
+        total += in_bytes(
+            array_at(numbers + FLOAT * d, BYTES, np.float32),
+            per_one,
+            array_at(lower, BYTES, np.int8),
+            array_at(lower + BYTES, BYTES, np.int8),
+        )
     if full < width:
-        left = width - full
-        lower = x[2 * full + BYTES - left :]
-        total += in_bytes(whole[full:], lower, lower[BYTES:])
-    numbers = x.view(np.int32)
-    numbers[2 * ((width + BYTES - 1) // BYTES) * BYTES // 4] = np.int32(-128 * total)
+        begin = 2 * full + BYTES - (width - full)
+        x[2 * full : 2 * full + 2 * BYTES] = 0
+        total += in_bytes(h[full:], per_one, x[begin:], x[begin + BYTES :])
+    correction = 2 * ((width + BYTES - 1) // BYTES) * BYTES
+    x.view(np.int32)[correction // 4] = np.int32(-128 * total)
 
 
 @ordered
-def in_bytes(whole: NDArray[np.int16], lower: Bytes, upper: Bytes) -> int:
-    """Fills in the bytes of some numbers: 256 upper + lower. Returns the sum of the numbers."""
+def rounded(number: np.float32, per_one: float) -> np.int32:
+    return np.int32((np.float64(number) * per_one + ROUNDER) - ROUNDER)
+
+
+@ordered
+def in_words(h: Floats, per_one: float, words: NDArray[np.int16]) -> None:
+    for d in range(h.shape[0]):
+        words[d] = np.int16(rounded(h[d], per_one))
+
+
+@ordered
+def in_bytes(h: Floats, per_one: float, lower: Bytes, upper: Bytes) -> np.int32:
+    """Fills in the bytes of whole numbers: 256 upper + lower. Returns the sum of the numbers."""
     total = np.int32(0)
-    for d in range(whole.shape[0]):
-        low = np.int8(whole[d])
+    for d in range(h.shape[0]):
+        whole = rounded(h[d], per_one)
+        low = np.int8(whole)
         lower[d] = low
-        upper[d] = np.int8((np.int32(whole[d]) - np.int32(low)) >> 8)
-        total = np.int32(total + np.int32(whole[d]))
-    return int(total)
+        upper[d] = np.int8((whole - np.int32(low)) >> 8)
+        total = np.int32(total + whole)
+    return total
 
 
 @ordered
@@ -116,12 +136,12 @@ def add_up(
         addresses = x.ctypes.data, table.ctypes.data, rows.ctypes.data, sums.ctypes.data
         add_many(addresses, way, rows.shape[0], n, width, in_a_row)
     elif n > 0:
-        few = np.empty(EIGHT, np.int32)
+        few = stack_words(FEW)
+        numbers = array_at(few, EIGHT, np.int32)
         for i in range(EIGHT):
-            few[i] = rows[min(i, n - 1)]
-        addresses = x.ctypes.data, table.ctypes.data, few.ctypes.data, sums.ctypes.data
+            numbers[i] = rows[min(i, n - 1)]
+        addresses = x.ctypes.data, table.ctypes.data, few, sums.ctypes.data
         add_many(addresses, way, EIGHT, EIGHT, width, False)
-        few[0] = 0  # it is kept until here
 
 
 @ordered
@@ -130,7 +150,7 @@ def add_many(
 ) -> None:
     """`add_up` of at least EIGHT rows. With arrays a call would take longer than these."""
     x, table, rows, sums = addresses
-    numbers, cells = carray(pointer(rows), known, np.int32), carray(pointer(table), 1, np.int8)
+    numbers, cells = array_at(rows, known, np.int32), array_at(table, 1, np.int8)
     # Rows in a row are asked for by the products themselves.
     by_itself = in_a_row and way == BY_VNNI
     known, jump = 0 if by_itself else known, AHEAD * width if by_itself else 0

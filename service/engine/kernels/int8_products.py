@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from service.bundle.quantisation import ACTIVATION_STEPS
 from service.engine.kernels.intrinsics import BLOCK, HAS_AVX2, dots_of_four
-from service.engine.kernels.jit import Floats, Integers, ordered
+from service.engine.kernels.jit import Floats, Integers, allocating, ordered
 
 TILE = 64  # weight rows that stay in the first cache while many query rows pass
 
@@ -60,7 +60,7 @@ def int8_dot(x: NDArray[np.int8], row: NDArray[np.int8]) -> np.int32:
     return total
 
 
-@ordered
+@allocating
 def add_int8_products(
     x: NDArray[np.int8],  # as `quantise` lays it out
     step: np.float32,
@@ -87,7 +87,7 @@ def add_int8_products(
         v += 1
 
 
-@ordered
+@allocating
 def score_int8(
     hidden: Floats,
     rows: Integers,

@@ -4,8 +4,8 @@
 cores of an AMD EPYC, which other work used too, numba's loop took 3.4 to 9.5 times as long for an
 int8 expert (`dots_of_four`), 1.5 to 1.7 times for a gate of 64 experts (`add_block_products`; 0.8
 times for one of 256), and rescoring 20 candidates took 1.1 to 1.2 times as long without
-`prefetch`. The others have no form in numba: float16, a pointer from an address, and bits read as a
-float without changing how the compiler fuses the operations around it.
+`prefetch`. The others have no form in numba: float16, and bits read as a float without
+changing how the compiler fuses the operations around it.
 """
 
 from typing import Any
@@ -38,18 +38,6 @@ def _widened(typing: Any, number: types.Type) -> Any:  # noqa: ANN401
 
 
 @intrinsic
-def _pointer(typing: Any, address: types.Type) -> Any:  # noqa: ANN401
-    """An address as the pointer that `carray` takes."""
-    del typing
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        del context, signature
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
-@intrinsic
 def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa: ANN401
     """Asks for one cache line of an array without waiting for it."""
     del typing
@@ -66,6 +54,25 @@ def _prefetch(typing: Any, array: types.Type, place: types.Type) -> Any:  # noqa
     return types.void(array, place), generate
 
 
+def _chosen(comparison: str) -> Any:  # noqa: ANN401
+    """One of two numbers, neither a NaN. LLVM makes vectors of a loop with it, not of Python's max,
+    of which it cannot know that."""
+
+    @intrinsic
+    def chosen(typing: Any, one: types.Type, other: types.Type) -> Any:  # noqa: ANN401
+        del typing, other
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            del context, signature
+            flags = ("nnan", "nsz")
+            first = builder.fcmp_ordered(comparison, *arguments, flags=flags)
+            return builder.select(first, *arguments, flags=flags)
+
+        return one(one, one), generate
+
+    return chosen
+
+
 @intrinsic
 def _float_of_bits(typing: Any, bits: types.Type) -> Any:  # noqa: ANN401
     del typing
@@ -77,63 +84,67 @@ def _float_of_bits(typing: Any, bits: types.Type) -> Any:  # noqa: ANN401
     return types.float32(bits), generate
 
 
-@intrinsic
-def _add_block_products(
-    typing: Any,  # noqa: ANN401
-    h: types.Type,  # address of D float32
-    n: types.Type,  # D
-    matrix: types.Type,  # address of float32 [D,V], at the first of 64 columns
-    stride: types.Type,  # V
-    y: types.Type,  # address of 64 float32 to add to
-) -> Any:  # noqa: ANN401
-    """`add_products` of 64 columns, in the same order, with all sums kept in registers.
+def _add_block_products(columns: int) -> Any:  # noqa: ANN401
+    """`add_products` of so many columns, in the same order, with all sums kept in registers.
 
     For matrices in the first caches, where loading and storing the sums would take longest.
     """
-    del typing
-    i64, f32 = ir.IntType(64), ir.FloatType()
-    eight, lanes = ir.VectorType(f32, 8), COLUMNS // 8
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        del signature
-        h, n, matrix, stride, y = arguments
-        kind = ir.FunctionType(eight, [eight] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v8f32")
+    @intrinsic
+    def add(
+        typing: Any,  # noqa: ANN401
+        h: types.Type,  # address of D float32
+        n: types.Type,  # D
+        matrix: types.Type,  # address of float32 [D,V], at the first of the columns
+        stride: types.Type,  # V
+        y: types.Type,  # address of as many float32 to add to
+    ) -> Any:  # noqa: ANN401
+        del typing
+        i64, f32 = ir.IntType(64), ir.FloatType()
+        eight, lanes = ir.VectorType(f32, 8), columns // 8
 
-        def at(address: Any, place: Any, kind: Any) -> Any:  # noqa: ANN401
-            place = builder.mul(place, i64(4))
-            return builder.inttoptr(builder.add(address, place), kind.as_pointer())
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            del signature
+            h, n, matrix, stride, y = arguments
+            kind = ir.FunctionType(eight, [eight] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v8f32")
 
-        def lane(place: Any, number: int) -> Any:  # noqa: ANN401
-            return builder.add(place, i64(8 * number))
+            def at(address: Any, place: Any, kind: Any) -> Any:  # noqa: ANN401
+                place = builder.mul(place, i64(4))
+                return builder.inttoptr(builder.add(address, place), kind.as_pointer())
 
-        sums = [
-            cgutils.alloca_once_value(builder, builder.load(at(y, i64(8 * i), eight), align=4))
-            for i in range(lanes)
-        ]
+            def lane(place: Any, number: int) -> Any:  # noqa: ANN401
+                return builder.add(place, i64(8 * number))
 
-        def add_row(d: Any) -> None:  # noqa: ANN401
-            number = builder.load(at(h, d, f32))
-            one = builder.insert_element(ir.Constant(eight, ir.Undefined), number, i64(0))
-            indices = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
-            spread = builder.shuffle_vector(one, one, indices)
-            row = builder.mul(d, stride)
+            sums = [
+                cgutils.alloca_once_value(builder, builder.load(at(y, i64(8 * i), eight), align=4))
+                for i in range(lanes)
+            ]
+
+            def add_row(d: Any) -> None:  # noqa: ANN401
+                number = builder.load(at(h, d, f32))
+                one = builder.insert_element(ir.Constant(eight, ir.Undefined), number, i64(0))
+                indices = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+                spread = builder.shuffle_vector(one, one, indices)
+                row = builder.mul(d, stride)
+                for i, total in enumerate(sums):
+                    weights = builder.load(at(matrix, lane(row, i), eight), align=4)
+                    builder.store(builder.call(fma, [spread, weights, builder.load(total)]), total)
+
+            eighth = builder.udiv(n, i64(8))
+            with cgutils.for_range(builder, eighth) as loop:
+                for part in range(8):
+                    add_row(builder.add(loop.index, builder.mul(eighth, i64(part))))
+            done = builder.mul(eighth, i64(8))
+            with cgutils.for_range(builder, builder.sub(n, done)) as loop:
+                add_row(builder.add(loop.index, done))
             for i, total in enumerate(sums):
-                weights = builder.load(at(matrix, lane(row, i), eight), align=4)
-                builder.store(builder.call(fma, [spread, weights, builder.load(total)]), total)
+                builder.store(builder.load(total), at(y, i64(8 * i), eight), align=4)
+            return context.get_dummy_value()
 
-        eighth = builder.udiv(n, i64(8))
-        with cgutils.for_range(builder, eighth) as loop:
-            for part in range(8):
-                add_row(builder.add(loop.index, builder.mul(eighth, i64(part))))
-        done = builder.mul(eighth, i64(8))
-        with cgutils.for_range(builder, builder.sub(n, done)) as loop:
-            add_row(builder.add(loop.index, done))
-        for i, total in enumerate(sums):
-            builder.store(builder.load(total), at(y, i64(8 * i), eight), align=4)
-        return context.get_dummy_value()
+        return types.void(h, n, matrix, stride, y), generate
 
-    return types.void(h, n, matrix, stride, y), generate
+    return add
 
 
 @intrinsic
@@ -206,8 +217,10 @@ def _dots_of_four(
 
 # numba replaces these by the code above; to mypy they are functions of any arguments.
 widened: Any = _widened
-pointer: Any = _pointer
 prefetch: Any = _prefetch
+larger: Any = _chosen(">")
+smaller: Any = _chosen("<")
 float_of_bits: Any = _float_of_bits
-add_block_products: Any = _add_block_products
+add_block_products: Any = _add_block_products(COLUMNS)
+add_half_block_products: Any = _add_block_products(COLUMNS // 2)
 dots_of_four: Any = _dots_of_four

@@ -6,10 +6,9 @@ D hidden, K experts, R classes of all experts.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from service.engine.kernels.intrinsics import pointer
+from service.engine.kernels.borrowed import array_at
 from service.engine.kernels.jit import Floats, Integers, inlined
 
 
@@ -46,13 +45,13 @@ def pack(layer: Layer) -> Integers:
 def unpack(packed: Integers, stored: type[np.generic]) -> Layer:
     """The layer of an array that `pack` made; `stored` is the type of its weights."""
     return Layer(
-        carray(pointer(packed[0]), packed[1], np.float32),
-        carray(pointer(packed[2]), packed[3], np.float32),
-        carray(pointer(packed[4]), packed[5], stored),
-        carray(pointer(packed[6]), packed[7], np.float32),
-        carray(pointer(packed[8]), packed[9], np.int8),
-        carray(pointer(packed[10]), packed[11], np.float32),
-        carray(pointer(packed[12]), packed[13], np.int64),
-        carray(pointer(packed[14]), packed[15], np.int32),
+        array_at(packed[0], packed[1], np.float32),
+        array_at(packed[2], packed[3], np.float32),
+        array_at(packed[4], packed[5], stored),
+        array_at(packed[6], packed[7], np.float32),
+        array_at(packed[8], packed[9], np.int8),
+        array_at(packed[10], packed[11], np.float32),
+        array_at(packed[12], packed[13], np.int64),
+        array_at(packed[14], packed[15], np.int32),
         packed[16],
     )

@@ -6,14 +6,14 @@ B rows, N classes, k answers, g experts searched for a row.
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.kernels.jit import Floats, Integers, ordered
+from service.engine.kernels.jit import Floats, Integers, allocating, ordered
 from service.topk import NO_CLASS
 
 COMPARED = 64  # up to so many answers are looked through for a class that is there already
 MINUS_INFINITY = np.float32(-np.inf)
 
 
-@ordered
+@allocating
 def marks(k: int, n_classes: int) -> NDArray[np.int8]:
     """For `merge`: a mark for every class [N] if many answers are wanted, otherwise none."""
     return np.zeros(n_classes if k > COMPARED else 0, np.int8)
@@ -67,7 +67,7 @@ def merge(
         best_classes[i], best_log_probs[i] = NO_CLASS, MINUS_INFINITY
 
 
-@ordered
+@allocating
 def merge_all(
     classes: Integers,  # [B g,k]
     log_probs: Floats,  # [B g,k]

@@ -6,9 +6,9 @@ B rows, D hidden, N classes, c candidates, k answers.
 import numpy as np
 from numba import types
 
+from service.engine.kernels.answers import LOWEST_FLOAT
 from service.engine.kernels.best import Best, keep
 from service.engine.kernels.bounded_products import exact_product
-from service.engine.kernels.fidelity import LOWEST_FLOAT
 from service.engine.kernels.float_products import fetch
 from service.engine.kernels.jit import (
     FLOAT_TABLE,
@@ -30,6 +30,7 @@ from service.topk import NO_CLASS
         FLOATS, FLOATS, ROWS, given(types.int64, 2), given(types.float32, 2), INTEGER_TABLE,
         FLOAT_TABLE,
     ),
+    allocates=True,
 )  # fmt: skip
 def rescore(
     weights: Floats,  # [N D]

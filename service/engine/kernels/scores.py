@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from service.bundle.quantisation import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
 from service.engine.kernels.float_products import dot, fetch
-from service.engine.kernels.intrinsics import float_of_bits
+from service.engine.kernels.intrinsics import float_of_bits, larger
 from service.engine.kernels.jit import (
     REORDERED,
     ROWS,
     Floats,
     Integers,
+    allocating,
     compiled,
     ordered,
     reordered,
@@ -87,7 +88,7 @@ def sum_of_exponentials(x: Floats, shift: np.float32) -> np.float32:
 def largest(x: Floats) -> np.float32:
     found: np.float32 = x[0]
     for v in range(1, x.shape[0]):
-        found = max(found, x[v])
+        found = larger(found, x[v])
     return found
 
 
@@ -178,7 +179,7 @@ def rescored(k: int, size: int) -> int:
     return min(max(RESCORED_PER_ANSWER * k, RESCORED_AT_LEAST), size)
 
 
-@ordered
+@allocating
 def best_rescored(
     weights: Floats,  # [R D] by row
     biases: Floats,  # [R], or empty

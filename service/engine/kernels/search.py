@@ -26,6 +26,7 @@ from service.engine.kernels.jit import (
     SECONDS,
     Floats,
     Integers,
+    allocating,
     compiled,
     inlined,
     ordered,
@@ -76,7 +77,7 @@ class Scratch(NamedTuple):
 # --- tasks of one expert together --------------------------------------------------------------
 
 
-@ordered
+@allocating
 def group_tasks(experts: Integers, n_experts: int, order: Integers) -> None:
     """Fills in the tasks in the order of their experts [T]."""
     n = experts.shape[0]
@@ -138,7 +139,7 @@ def make_scratch(layer: Layer, experts: Integers, order: Integers, k: int) -> Sc
 # --- searching ---------------------------------------------------------------------------------
 
 
-@ordered
+@allocating
 def search(
     layer: Layer,
     hidden: Floats,  # [B,D]
@@ -244,7 +245,7 @@ def score(
         score_many(hidden, rows, layer.weights, first * hidden.shape[1], size, scores)
 
 
-@ordered
+@allocating
 def fill_up(
     layer: Layer,
     hidden: Floats,  # [B,D]
@@ -330,7 +331,7 @@ ANSWER = types.int64(
 def answer_from(stored: type[np.generic]) -> Callable[..., int]:
     """`answer` of packed layers with weights of float32, or of float16 by their bits (uint16)."""
 
-    @compiled(ORDERED, ANSWER)
+    @compiled(ORDERED, ANSWER, allocates=True)
     def from_stored(
         packed: Integers,
         hidden: Floats,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.engine import Engine
 from service.engine.kernels import best, bounded_products, certified, int16_products
-from service.engine.kernels.class_lists import ClassLists
+from service.engine.kernels.class_lists import LONGEST, ClassLists
 from service.engine.kernels.int16_intrinsics import BYTES, EIGHT, HAS_VNNI, WORDS
 from service.engine.kernels.intrinsics import HAS_AVX2
 from service.topk import RUNGS, Mode
@@ -167,8 +167,12 @@ def test_approximate_scores_are_within_their_bounds(shape: tuple[int, int], seed
 
 
 def in_steps(lists: ClassLists, hidden: Floats) -> bounded_products.QueryRows:
-    space = np.empty(bounded_products.words_for_rows(*hidden.shape))
-    return bounded_products.in_steps(lists, hidden, space)
+    n, width = hidden.shape
+    x = np.empty((n, int16_products.bytes_for(width)), np.int8)
+    rows = bounded_products.QueryRows(x, np.empty(n), np.empty(n), np.empty(n))
+    for b in range(n):
+        bounded_products.row_in_steps(hidden[b], lists.facts[LONGEST], b, rows)
+    return rows
 
 
 @examples
@@ -191,7 +195,7 @@ def test_all_ways_of_adding_up_are_the_plain_loop(width: int, n: int, seed: int)
     for way in ways:
         x = np.empty(int16_products.bytes_for(width), np.int8)
         sums = np.empty(n + EIGHT, np.int32)
-        int16_products.lay_out(whole, way, x)
+        int16_products.lay_out(whole.astype(np.float32), 1.0, way, x)
         int16_products.add_up(x, way, table.reshape(-1), chosen, n, width, False, sums)
         assert sums[:n].tolist() == wanted.tolist()
         n_all, everything = len(table), np.arange(len(table), dtype="i4")
