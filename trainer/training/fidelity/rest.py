@@ -4,57 +4,79 @@ that it does not hold, as one linear row for each expert.
 S query rows, B query rows of a batch, D hidden, K experts, V classes of one expert.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from service.terminal import progress
 from trainer.data.arrays import chunks
-from trainer.layer.bias import logits
+from trainer.layer.bias import logits, with_one
 from trainer.layer.head_softmax import HeadSoftmax, split_by_expert
 
 SCORES_AT_ONCE = 2**22
 SMALLEST_SHARE = 1e-6  # of the probability outside that is told from none
-EPOCHS = 4
-LEAST_STEPS = 600  # where there are few rows
-BATCH = 1024
-LEARNING_RATE = 0.02  # of standardised inputs; falls to nothing
-LARGEST_SHIFT, SHIFT_STEPS = 3.0, 30  # of all estimates together
-RIDGE = 0.001  # on an expert's deviation from the slope that all share
+STEPS, NEXT = 2, 2.0  # of the fit, and how far a target may be from the estimate before
+SHARED_ROWS, OWN_ROWS = 10.0, 100.0  # of the ridges on the slope, and on an expert's deviation
+LARGEST_SHIFT, SHIFT_STEPS = 5.0, 30  # of all estimates together
 
 
-def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor, seed: int = 0) -> Tensor:
+@torch.no_grad()
+def fit_rest(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor) -> Tensor:
     """Rows [K,D+1], last column the bias, from query rows [S,D] and the head's log Z [S].
 
-    The loss is the squared error of the estimated log Z. Experts share a slope and have their own
-    deviation from it, as far as their query rows tell one.
+    Least squares of the log of what lies outside, each row weighted by the square of its share of
+    Z: so the error counts that log Z has by it, and a second step sees that error itself. Experts
+    share a slope, and each has its own deviation from it as far as its query rows tell one.
     """
     expert = layer.route(hidden).expert  # [S]
     own = own_logsumexp(layer, hidden, expert)  # [S]
+    lacking = -torch.expm1((own - logsumexp).clamp_max(0.0))  # [S] share outside
+    target = logsumexp + lacking.clamp_min(SMALLEST_SHARE).log()  # [S]
+    of_expert = [(expert == number).nonzero()[:, 0] for number in range(layer.n_experts)]
     centre, spread = hidden.mean(dim=0), hidden.std(dim=0).clamp_min(1e-6)  # [D] each
-    shared = torch.zeros(hidden.shape[1] + 1, requires_grad=True)
-    deviation = first_guess(layer.n_experts, expert, own, logsumexp, hidden.shape[1])
-    deviation.requires_grad_(True)
-    optimizer = torch.optim.Adam([shared, deviation], lr=LEARNING_RATE)
-    generator = torch.Generator().manual_seed(seed)
-    epochs = max(EPOCHS, math.ceil(LEAST_STEPS * BATCH / len(hidden)))
-    orders = (torch.randperm(len(hidden), generator=generator) for _ in range(epochs))
-    batches = [rows for order in orders for rows in order.split(BATCH)]
-    for step, rows in enumerate(progress.each(batches, "what experts lack")):
-        inputs = pad((hidden[rows] - centre) / spread, (0, 1), value=1.0)  # [B,D+1]
-        slope = shared + deviation[expert[rows]]  # [B,D+1]
-        estimate = torch.logaddexp(own[rows], (inputs * slope).sum(dim=1))
-        loss = (estimate - logsumexp[rows]).square().mean()
-        loss = loss + RIDGE * deviation[:, :-1].square().mean()
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / len(batches))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    standard = (shared + deviation).detach()  # [K,D+1]
-    slope = standard[:, :-1] / spread
-    return torch.cat([slope, (standard[:, -1] - slope @ centre)[:, None]], dim=1)
+    for _ in range(STEPS):
+        weight = lacking.square().clamp_min(SMALLEST_SHARE)
+        standard = least_squares(hidden, target, weight, of_expert, centre, spread)  # [K,D+1]
+        slope = standard[:, :-1] / spread
+        found = torch.cat([slope, (standard[:, -1] - slope @ centre)[:, None]], dim=1)
+        outside = torch.empty_like(own)
+        for rows, row in zip(of_expert, found, strict=True):
+            outside[rows] = with_one(hidden[rows]) @ row
+        # What would mend log Z next, by its slope at the estimate.
+        lacking = torch.sigmoid(outside - own)
+        missed = logsumexp - torch.logaddexp(own, outside)
+        target = outside + (missed / lacking.clamp_min(SMALLEST_SHARE)).clamp(-NEXT, NEXT)
+    return found
+
+
+def least_squares(
+    hidden: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    of_expert: list[Tensor],
+    centre: Tensor,
+    spread: Tensor,
+) -> Tensor:
+    """Rows [K,D+1] of standardised inputs for targets [S], of which each has a weight [S]."""
+    weight = weight / weight.mean()
+    level = (weight * target).mean()
+    grams, sides = [], []
+    for rows in of_expert:
+        inputs = pad((hidden[rows] - centre) / spread, (0, 1), value=1.0)  # [b,D+1]
+        weighted = inputs * weight[rows, None]
+        grams.append((inputs.T @ weighted).double())  # [D+1,D+1]
+        sides.append((weighted.T @ (target[rows] - level)).double())  # [D+1]
+    slope = solved(torch.stack(grams).sum(dim=0), torch.stack(sides).sum(dim=0), SHARED_ROWS)
+    own = [
+        solved(gram, side - gram @ slope, OWN_ROWS) for gram, side in zip(grams, sides, strict=True)
+    ]
+    standard = (slope + torch.stack(own)).float()
+    standard[:, -1] += level
+    return standard
+
+
+def solved(gram: Tensor, side: Tensor, ridge: float) -> Tensor:
+    """The least squares [D+1] of a gram matrix, as if so many rows besides had said nothing."""
+    return torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=gram.dtype), side)
 
 
 @torch.no_grad()
@@ -78,18 +100,6 @@ def unbiased(layer: HeadSoftmax, hidden: Tensor, logsumexp: Tensor) -> Tensor:
     shifted = layer.rest.clone()
     shifted[:, -1] += (low + high) / 2
     return shifted
-
-
-def first_guess(
-    n_experts: int, expert: Tensor, own: Tensor, logsumexp: Tensor, width: int
-) -> Tensor:
-    """[K,D+1]: no slope, and the log of the mean that rows of an expert lack."""
-    lacking = -torch.expm1((own - logsumexp).clamp_max(0.0))  # [S] share outside
-    outside = logsumexp + lacking.clamp_min(SMALLEST_SHARE).log()
-    rows = torch.bincount(expert, minlength=n_experts).clamp_min(1)
-    mean = torch.zeros(n_experts).index_add_(0, expert, outside) / rows
-    mean[torch.bincount(expert, minlength=n_experts) == 0] = outside.mean()
-    return torch.cat([torch.zeros(n_experts, width), mean[:, None]], dim=1)
 
 
 @torch.no_grad()
