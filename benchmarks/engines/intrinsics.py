@@ -21,10 +21,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.engines.timing import Times, in_turns
-from service.engine.kernels.float_products import dot, fetch, score_one, score_one_in_cache
-from service.engine.kernels.int8_products import add_int8_products, blocks_of, quantise
 from service.engine.kernels.jit import ORDERED, Floats, Integers
 from service.engine.kernels.layer import Layer, pack
+from service.engine.kernels.products.float_products import dot, fetch, score_one, score_one_in_cache
+from service.engine.kernels.products.int8_products import add_int8_products, blocks_of, quantise
 from service.system.machine import machine
 from trainer.data.files import write_json
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from service.engine.kernels.best import Best
 from service.engine.kernels.borrowed import words
-from service.engine.kernels.bounded_products import Doubles
 from service.engine.kernels.jit import Floats, Integers, ordered
+from service.engine.kernels.products.bounded_products import Doubles
 
 LOWEST_FLOAT = np.float64(np.finfo(np.float32).min)
 

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 SERVICE = FOLDER.parent.parent
 # Constants of the last ones become part of the machine code.
 SOURCES = (
-    *sorted(FOLDER.glob("*.py")),
+    *sorted(FOLDER.rglob("*.py")),
     SERVICE / "topk.py",
     SERVICE / "bundle/quantisation.py",
     SERVICE / "bundle/contract.py",

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from service.engine.kernels.best import Best, keep, order, replace_least
 from service.engine.kernels.borrowed import words
-from service.engine.kernels.bounded_products import (
+from service.engine.kernels.class_lists import SLACK, ClassLists
+from service.engine.kernels.jit import Floats, Integers, forced, ordered
+from service.engine.kernels.products.bounded_products import (
     Bounds,
     Doubles,
     QueryRows,
@@ -27,11 +29,9 @@ from service.engine.kernels.bounded_products import (
     sum_below,
     sum_unmarked,
 )
-from service.engine.kernels.class_lists import SLACK, ClassLists
-from service.engine.kernels.float_products import fetch
-from service.engine.kernels.int16_intrinsics import EIGHT
-from service.engine.kernels.int16_products import add_up, way_for
-from service.engine.kernels.jit import Floats, Integers, forced, ordered
+from service.engine.kernels.products.float_products import fetch
+from service.engine.kernels.products.int16_intrinsics import EIGHT
+from service.engine.kernels.products.int16_products import add_up, way_for
 from service.engine.kernels.scores import exponential
 from service.engine.kernels.small_lists import SMALL, is_small, search_small
 

@@ -12,13 +12,6 @@ from numpy.typing import NDArray
 from service.bundle.contract import FEATURES
 from service.engine.kernels.answers import Answers, fill_in_log_probs, make_answers
 from service.engine.kernels.borrowed import borrowed, words
-from service.engine.kernels.bounded_products import (
-    Doubles,
-    QueryRows,
-    exact_product,
-    in_steps,
-    words_for_rows,
-)
 from service.engine.kernels.certified import Scan, make_scan, scan_words, search_list
 from service.engine.kernels.class_lists import ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
@@ -38,6 +31,13 @@ from service.engine.kernels.jit import (
     forced,
     given,
     ordered,
+)
+from service.engine.kernels.products.bounded_products import (
+    Doubles,
+    QueryRows,
+    exact_product,
+    in_steps,
+    words_for_rows,
 )
 from service.engine.kernels.scores import finite
 from service.engine.kernels.search import Work, end_of_group, group_tasks

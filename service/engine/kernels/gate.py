@@ -8,7 +8,6 @@ from numba import types
 
 from service.engine.kernels.borrowed import borrowed
 from service.engine.kernels.clock import nanoseconds
-from service.engine.kernels.float_products import score_many, score_one_in_cache
 from service.engine.kernels.jit import (
     COUNTS,
     FLOATS,
@@ -20,6 +19,7 @@ from service.engine.kernels.jit import (
     compiled,
     ordered,
 )
+from service.engine.kernels.products.float_products import score_many, score_one_in_cache
 from service.engine.kernels.scores import best_shares, finite
 
 RANKED_AT_ONCE = 64  # rows whose gate logits stay in the first caches

@@ -9,7 +9,6 @@ from numba import types
 
 from service.engine.kernels.answers import answers_words, fill_in_log_probs, make_answers
 from service.engine.kernels.borrowed import LINE, array_at, stack_words, words
-from service.engine.kernels.bounded_products import Doubles, in_steps, words_for_rows
 from service.engine.kernels.certified import make_scan, scan_words
 from service.engine.kernels.class_lists import PACKED, ClassLists, unpack
 from service.engine.kernels.clock import nanoseconds
@@ -17,9 +16,7 @@ from service.engine.kernels.fidelity import (
     classes_of,
     search_expert,
 )
-from service.engine.kernels.float_products import fetch
 from service.engine.kernels.gate import rank_row
-from service.engine.kernels.intrinsics import prefetch
 from service.engine.kernels.jit import (
     FLOAT_TABLE,
     INTEGER_TABLE,
@@ -32,6 +29,9 @@ from service.engine.kernels.jit import (
     given,
     ordered,
 )
+from service.engine.kernels.products.bounded_products import Doubles, in_steps, words_for_rows
+from service.engine.kernels.products.float_products import fetch
+from service.engine.kernels.products.intrinsics import prefetch
 from service.engine.kernels.scores import finite
 
 UNSUITABLE = -1  # `fidelity.answer` is to be called instead

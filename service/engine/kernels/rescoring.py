@@ -8,8 +8,6 @@ from numba import types
 
 from service.engine.kernels.answers import LOWEST_FLOAT
 from service.engine.kernels.best import Best, keep
-from service.engine.kernels.bounded_products import exact_product
-from service.engine.kernels.float_products import fetch
 from service.engine.kernels.jit import (
     FLOAT_TABLE,
     FLOATS,
@@ -21,6 +19,8 @@ from service.engine.kernels.jit import (
     compiled,
     given,
 )
+from service.engine.kernels.products.bounded_products import exact_product
+from service.engine.kernels.products.float_products import fetch
 from service.topk import NO_CLASS
 
 

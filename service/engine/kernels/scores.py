@@ -8,8 +8,6 @@ from numba import types
 from numpy.typing import NDArray
 
 from service.bundle.quantisation import RESCORED_AT_LEAST, RESCORED_PER_ANSWER
-from service.engine.kernels.float_products import dot, fetch
-from service.engine.kernels.intrinsics import float_of_bits, larger
 from service.engine.kernels.jit import (
     REORDERED,
     ROWS,
@@ -20,6 +18,8 @@ from service.engine.kernels.jit import (
     ordered,
     reordered,
 )
+from service.engine.kernels.products.float_products import dot, fetch
+from service.engine.kernels.products.intrinsics import float_of_bits, larger
 
 LOOKED_AT = 32  # scores together, of which often none is among the best
 INSERTED = 128  # up to so many answers are kept in order as they are found, more in a heap

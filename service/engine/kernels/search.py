@@ -13,9 +13,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from service.engine.kernels.clock import nanoseconds
-from service.engine.kernels.float_products import score_many, score_one
 from service.engine.kernels.gate import NOT_FINITE, log_gate_ratio, rank
-from service.engine.kernels.int8_products import score_int8
 from service.engine.kernels.jit import (
     COUNTS,
     FLOAT_TABLE,
@@ -33,6 +31,8 @@ from service.engine.kernels.jit import (
 )
 from service.engine.kernels.layer import Layer, unpack
 from service.engine.kernels.merge import MINUS_INFINITY, marks, merge, merge_all
+from service.engine.kernels.products.float_products import score_many, score_one
+from service.engine.kernels.products.int8_products import score_int8
 from service.engine.kernels.scores import (
     best_of,
     best_rescored,

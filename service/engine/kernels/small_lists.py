@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.kernels.best import Best, keep
-from service.engine.kernels.bounded_products import (
+from service.engine.kernels.class_lists import SLACK, ClassLists
+from service.engine.kernels.jit import Floats, forced, ordered
+from service.engine.kernels.products.bounded_products import (
     Bounds,
     Doubles,
     QueryRows,
@@ -19,11 +21,9 @@ from service.engine.kernels.bounded_products import (
     exact_score,
     sum_below,
 )
-from service.engine.kernels.class_lists import SLACK, ClassLists
-from service.engine.kernels.float_products import fetch
-from service.engine.kernels.int16_products import add_up, way_for
-from service.engine.kernels.intrinsics import larger, smaller
-from service.engine.kernels.jit import Floats, forced, ordered
+from service.engine.kernels.products.float_products import fetch
+from service.engine.kernels.products.int16_products import add_up, way_for
+from service.engine.kernels.products.intrinsics import larger, smaller
 
 SMALL = 1024  # classes; their scores and bounds stay in the first cache
 SMALL_BYTES = 2**19  # of int8 rows, which then stay in the second cache while several rows pass

@@ -88,7 +88,9 @@ def test_inspect_says_what_can_be_promised(tmp_path: Path) -> None:
     lines = {line.split("  ")[0]: line for line in result.output.splitlines()}
     assert lines["objective"].endswith("fidelity: the head's own rows")
     assert lines["head"].endswith("shipped, for exact answers")
-    assert lines["contract"].endswith("recall 0.5, 0.9 at k up to 1, 5, calibrated on 1,000 rows")
+    assert lines["contract"].endswith(
+        "recall 0.5, 0.9 at k up to 1, 5, 0.99 exact only, calibrated on 1,000 rows"
+    )
     facts = json.loads(CliRunner().invoke(main.cli, ["inspect", "--json", str(made.path)]).output)
     assert facts["objective"] == "fidelity" and facts["exact"]
     assert facts["contract"]["sparse"] == [0.5, 0.9]

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine import Engine
-from service.engine.kernels import best, bounded_products, certified, int16_products
+from service.engine.kernels import best, certified
 from service.engine.kernels.class_lists import LONGEST, ClassLists
-from service.engine.kernels.int16_intrinsics import BYTES, EIGHT, HAS_VNNI, WORDS
-from service.engine.kernels.intrinsics import HAS_AVX2
+from service.engine.kernels.products import bounded_products, int16_products
+from service.engine.kernels.products.int16_intrinsics import BYTES, EIGHT, HAS_VNNI, WORDS
+from service.engine.kernels.products.intrinsics import HAS_AVX2
 from service.topk import RUNGS, Mode
 
 EXACT = Mode(exact=True)

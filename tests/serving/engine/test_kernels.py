@@ -17,7 +17,8 @@ from serving.engine.test_engine import SIZES, D, N, make_bundle
 from service import bundle
 from service.bundle.graphs import Preview
 from service.engine import Engine
-from service.engine.kernels import cache, float_products, gate, scores, search
+from service.engine.kernels import cache, gate, scores, search
+from service.engine.kernels.products import float_products
 from service.errors import BackendUnsuitable
 
 sizes = st.integers(1, 300)

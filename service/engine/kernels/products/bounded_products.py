@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.kernels.class_lists import LONGEST, ClassLists
-from service.engine.kernels.int16_products import LARGEST_STEP, bytes_for, lay_out, way_for
-from service.engine.kernels.intrinsics import larger
 from service.engine.kernels.jit import REORDERED, Floats, compiled, forced, ordered, reordered
+from service.engine.kernels.products.int16_products import LARGEST_STEP, bytes_for, lay_out, way_for
+from service.engine.kernels.products.intrinsics import larger
 from service.engine.kernels.scores import exponential
 
 LARGEST_SUM = 2147483000.0  # fits into 32 bits

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.quantisation import ACTIVATION_STEPS
-from service.engine.kernels.intrinsics import BLOCK, HAS_AVX2, dots_of_four
 from service.engine.kernels.jit import Floats, Integers, allocating, ordered
+from service.engine.kernels.products.intrinsics import BLOCK, HAS_AVX2, dots_of_four
 
 TILE = 64  # weight rows that stay in the first cache while many query rows pass
 

@@ -10,7 +10,8 @@ D hidden, V classes of an expert, T rows that are scored together.
 
 import numpy as np
 
-from service.engine.kernels.intrinsics import (
+from service.engine.kernels.jit import Floats, Integers, ordered, reordered
+from service.engine.kernels.products.intrinsics import (
     COLUMNS,
     HAS_AVX2,
     add_block_products,
@@ -18,7 +19,6 @@ from service.engine.kernels.intrinsics import (
     prefetch,
     widened,
 )
-from service.engine.kernels.jit import Floats, Integers, ordered, reordered
 
 ONE_ROW_TILE = 4096  # columns whose sums stay in the first cache
 TILE = 1024  # columns of a matrix that mostly stay in the second cache while many rows pass
