@@ -12,9 +12,10 @@ from benchmarks.chaos import tables as chaos_tables
 from benchmarks.client import report as client_report
 from benchmarks.document import with_part
 from benchmarks.engines import backends, report, scaling_report
+from benchmarks.engines.promises import report as promise_report
 from benchmarks.http import metrics, scrapes, sizing
 from benchmarks.http import tables as http_tables
-from benchmarks.training import choosing_report
+from benchmarks.training import choosing_report, fidelity
 
 RESULTS = ROOT / "benchmarks" / "results"
 SUMMARY = [
@@ -52,6 +53,8 @@ RENDERED = [
         lambda: choosing_report.markdown(results("choosing"), "images/choosing.svg"),
     ),
     ("docs/client.md", "client", lambda: client_report.rendered(results("client"))),
+    ("docs/promises.md", "promises", lambda: promise_report.markdown(results("promises"))),
+    ("docs/results.md", "fidelity", lambda: fidelity.markdown(results("fidelity"))),
     ("docs/scaling.md", "sizing", lambda: sizing.rendered(results("sizing"))),
 ]
 

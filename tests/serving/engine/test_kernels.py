@@ -141,7 +141,10 @@ def test_without_a_folder_to_write_to_loops_are_compiled_all_the_same(tmp_path: 
 
 def test_a_change_of_any_source_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = cache.fingerprint.__wrapped__()
-    copies = [Path(shutil.copy(source, tmp_path)) for source in cache.SOURCES]
+    copies = []
+    for number, source in enumerate(cache.SOURCES):  # two folders have an __init__.py
+        (tmp_path / str(number)).mkdir()
+        copies.append(Path(shutil.copy(source, tmp_path / str(number))))
     monkeypatch.setattr(cache, "SOURCES", copies)
     assert cache.fingerprint.__wrapped__() == before
     with copies[-1].open("a") as file:
