@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.document import table
-from benchmarks.engines.curves import read_queries
+from benchmarks.engines.curves.queries import read_queries
 from benchmarks.engines.timing import call_times, in_turns, one_thread, summary
 from service.bundle import Bundle, Manifest, graphs, head_rows
 from service.engine import Engine

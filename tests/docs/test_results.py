@@ -12,6 +12,7 @@ from benchmarks.chaos import tables as chaos_tables
 from benchmarks.client import report as client_report
 from benchmarks.document import with_part
 from benchmarks.engines import backends, report, scaling_report
+from benchmarks.engines.curves import report as curves_report
 from benchmarks.engines.promises import report as promise_report
 from benchmarks.http import metrics, scrapes, sizing
 from benchmarks.http import tables as http_tables
@@ -35,7 +36,14 @@ def engines() -> str:
     return report.markdown(runs, images)
 
 
+def curves() -> str:
+    runs = results("curves")
+    images = {title: f"images/curves-{title.lower().replace(' ', '-')}.svg" for title in runs}
+    return curves_report.markdown(runs, images)
+
+
 RENDERED = [
+    ("docs/performance.md", "curves", curves),
     ("docs/performance.md", "engines", engines),
     ("docs/performance.md", "http", lambda: http_tables.render(results("http"))),
     ("docs/performance.md", "backends", lambda: backends.rendered(results("backends"))),
