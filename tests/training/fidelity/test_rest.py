@@ -4,7 +4,7 @@ import torch
 
 from trainer.layer.bias import logits
 from trainer.layer.head_softmax import HeadSoftmax, keys_of
-from trainer.training.fidelity.rest import fit_rest, own_logsumexp
+from trainer.training.fidelity.rest import fit_rest, own_logsumexp, unbiased
 
 D, K, N = 4, 3, 12
 
@@ -53,3 +53,33 @@ def test_an_expert_that_no_row_reaches_gets_an_estimate_too() -> None:
     hidden = torch.randn(400, D, generator=torch.Generator().manual_seed(6))
     rest = fit_rest(layer, hidden, logits(hidden, layer.head).logsumexp(dim=1))
     assert rest.isfinite().all()
+
+
+def test_a_few_large_coordinates_do_no_harm() -> None:
+    """As language models have them: the estimate once fell to nothing there."""
+    width, generator = 96, torch.Generator().manual_seed(7)
+    common = torch.randn(12_000, 4, generator=generator) @ torch.randn(
+        4, width, generator=generator
+    )
+    hidden = common + 0.3 * torch.randn(12_000, width, generator=generator)
+    hidden[:, :2] *= 40
+    head = torch.randn(400, width, generator=generator) / width**0.5
+    head[:, :2] /= 40
+    held = torch.rand(3, 400, generator=generator) < 0.9
+    gate = torch.randn(3, width, generator=generator)
+    layer = HeadSoftmax(head, gate, keys_of(held), torch.zeros(3, width + 1))
+    layer.rest = fit_rest(layer, hidden[2000:], logits(hidden[2000:], head).logsumexp(dim=1))
+    unseen, true = hidden[:2000], logits(hidden[:2000], head).logsumexp(dim=1)
+    lacking = true - own_logsumexp(layer, unseen, layer.route(unseen).expert)
+    assert error(layer, unseen) < 0.75 * float(lacking.mean())  # all of it without an estimate
+
+
+def test_the_estimate_is_set_right_on_other_rows() -> None:
+    held = torch.rand(K, N, generator=torch.Generator().manual_seed(2)) < 0.5
+    layer = make_layer(held, 3)
+    hidden = torch.randn(2000, D, generator=torch.Generator().manual_seed(4))
+    true = logits(hidden, layer.head).logsumexp(dim=1)
+    layer.rest[:, -1] = -1.0
+    assert (layer.log_normaliser(hidden) - true).mean().abs() > 0.1
+    layer.rest = unbiased(layer, hidden, true)
+    assert (layer.log_normaliser(hidden) - true).mean().abs() < 1e-3
